@@ -1,0 +1,1 @@
+"""Measurement: prompts, workloads, receipts."""

@@ -1,0 +1,1 @@
+"""The second tier of the KV cache, in pinned host memory."""

@@ -1,0 +1,1 @@
+"""Kernels in three files each: reference, kernel, cases."""

@@ -1,0 +1,1 @@
+"""A profile-registry serving appliance for large language models on hardware people own."""
