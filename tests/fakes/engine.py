@@ -1,0 +1,299 @@
+"""A stand-in for the engine: a real process that listens, loads, answers and misbehaves as its switches say.
+
+Standard library only, and run by path, so that a test of the supervisor or of the chat needs no engine:
+
+    python tests/fakes/engine.py --port 8000 --load-seconds 0.2 --answer "Paris."
+
+As the real one does, it binds its port at once, listens only when loaded, reads its key from VLLM_API_KEY and
+guards `/v1` with it. `GET /fake/events` tells a test what happened: the bodies of the requests, their
+Authorization headers, and how many clients went away before their answer was complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import ThreadingMixIn
+from typing import Any
+
+SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The switches."""
+    args = argparse.ArgumentParser(description="a fake engine")
+    args.add_argument("--host", default="127.0.0.1")
+    args.add_argument("--port", type=int, default=0, help="0: any free one, printed as `listening on PORT`")
+    args.add_argument("--model", default="fake", help="the name under /v1/models")
+    life = args.add_argument_group("life")
+    life.add_argument("--load-seconds", type=float, default=0.0)
+    life.add_argument("--warmup-seconds", type=float, default=0.0, help="delay of /v1/completions")
+    life.add_argument("--ignore-sigterm", action="store_true")
+    life.add_argument("--crash-after", type=float, metavar="SECONDS", help="exit 7 so long after it listens")
+    life.add_argument("--crash-on-load", action="store_true", help="exit 3 in the middle of loading")
+    life.add_argument("--oom-like", action="store_true", help="SIGKILL itself at the end of loading")
+    life.add_argument("--never-healthy", action="store_true", help="/health answers 503")
+    life.add_argument("--healthy-but-no-completion", action="store_true", help="/v1/completions never answers")
+    life.add_argument("--empty-completion", action="store_true", help="/v1/completions answers without a token")
+    life.add_argument("--leak-children", type=int, default=0, metavar="N", help="children that ignore SIGTERM")
+    life.add_argument("--double-fork-child", action="store_true", help="a daemon in a session of its own")
+    life.add_argument("--print-lines", type=int, default=0, metavar="N", help="log `line 1` to `line N` first")
+    life.add_argument("--armed", action="store_true", help="dies with its parent, as the real launcher does")
+    talk = args.add_argument_group("answers")
+    talk.add_argument("--answer", default="Hello from the fake.")
+    talk.add_argument("--reasoning", default="", help="sent ahead of the answer")
+    talk.add_argument("--reasoning-field", default="reasoning", choices=("reasoning", "reasoning_content"))
+    talk.add_argument("--null-content", action="store_true", help="reasoning, if any, and no answer at all")
+    talk.add_argument("--finish-reason", default="stop")
+    talk.add_argument("--prefill-seconds", type=float, default=0.0, help="delay before the first byte")
+    talk.add_argument("--chunk-seconds", type=float, default=0.0, help="delay before each piece of the answer")
+    talk.add_argument("--no-usage", action="store_true")
+    talk.add_argument("--cached-tokens", type=int, help="usage.prompt_tokens_details.cached_tokens")
+    talk.add_argument("--status", type=int, default=200, help="answer chat requests with this HTTP status")
+    talk.add_argument("--drop-after", type=int, metavar="N", help="close the stream after N events")
+    talk.add_argument("--die-after", type=int, metavar="N", help="exit 9 after N events")
+    talk.add_argument("--malformed", action="store_true", help="an event that is not JSON ahead of the answer")
+    talk.add_argument("--bytes-per-write", type=int, default=0, help="cut the stream in pieces of so many bytes")
+    return args
+
+
+class Gone(Exception):
+    """The client closed its connection."""
+
+
+class Server(ThreadingMixIn, HTTPServer):
+    """The HTTP server with what a test may ask about it."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, switches: argparse.Namespace) -> None:
+        self.switches = switches
+        self.key = os.environ.get("VLLM_API_KEY", "")
+        self.lock = threading.Lock()
+        self.events: dict[str, Any] = {"requests": [], "authorizations": [], "disconnects": 0}
+        super().__init__((switches.host, switches.port), Handler, bind_and_activate=False)
+
+    def server_bind(self) -> None:
+        # HTTPServer's own looks the host name up, which can take seconds where no resolver answers.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], (Gone, ConnectionError)):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        print(f"fake: {self.command} {self.path} {args[1] if len(args) > 1 else ''}", flush=True)
+
+    def do_GET(self) -> None:
+        switches = self.server.switches
+        if self.path == "/health":
+            self.send_json(503 if switches.never_healthy else 200, {})
+        elif self.path == "/fake/events":
+            with self.server.lock:
+                self.send_json(200, self.server.events)
+        elif self.path == "/v1/models" and self.allowed():
+            self.send_json(200, {"object": "list", "data": [{"id": switches.model, "object": "model"}]})
+        elif self.path != "/v1/models":
+            self.send_error_json(404, "NotFoundError", f"no route {self.path}")
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if not self.allowed():
+            return
+        body = json.loads(raw)
+        with self.server.lock:
+            self.server.events["requests"].append({"path": self.path, "body": body})
+            self.server.events["authorizations"].append(self.headers.get("Authorization"))
+        if body.get("model") != self.server.switches.model:
+            self.send_error_json(404, "NotFoundError", f"The model `{body.get('model')}` does not exist.")
+            return
+        try:
+            if self.path == "/v1/completions":
+                self.complete(body)
+            elif self.path == "/v1/chat/completions":
+                self.chat(body)
+            else:
+                self.send_error_json(404, "NotFoundError", f"no route {self.path}")
+        except (Gone, ConnectionError):
+            with self.server.lock:
+                self.server.events["disconnects"] += 1
+            print("fake: the client went away", flush=True)
+            self.close_connection = True
+
+    def allowed(self) -> bool:
+        if not self.server.key or self.headers.get("Authorization") == f"Bearer {self.server.key}":
+            return True
+        self.send_error_json(401, "Unauthorized", "Unauthorized")
+        return False
+
+    def complete(self, body: dict[str, Any]) -> None:
+        switches = self.server.switches
+        self.wait(600.0 if switches.healthy_but_no_completion else switches.warmup_seconds)
+        empty = switches.empty_completion
+        usage = {"prompt_tokens": 1, "completion_tokens": 0 if empty else 1, "total_tokens": 1 if empty else 2}
+        choices = [] if empty else [{"index": 0, "text": " world", "finish_reason": "length"}]
+        self.send_json(200, {"object": "text_completion", "model": body["model"], "choices": choices, "usage": usage})
+
+    def chat(self, body: dict[str, Any]) -> None:
+        switches = self.server.switches
+        self.wait(switches.prefill_seconds)
+        if switches.status != 200:
+            self.send_error_json(switches.status, "FakeError", f"the fake answers {switches.status}")
+            return
+        answer = None if switches.null_content else switches.answer
+        if not body.get("stream"):
+            message = {"role": "assistant", "content": answer, switches.reasoning_field: switches.reasoning or None}
+            choice = {"index": 0, "message": message, "finish_reason": switches.finish_reason}
+            self.send_json(200, self.envelope("chat.completion", [choice], self.usage(answer)))
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.stream(body, answer)
+
+    def stream(self, body: dict[str, Any], answer: str | None) -> None:
+        switches = self.server.switches
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        deltas += [{switches.reasoning_field: piece} for piece in pieces(switches.reasoning)]
+        deltas += [{"content": piece} for piece in pieces(answer or "")]
+        events = [self.envelope("chat.completion.chunk", [choice(delta)]) for delta in deltas]
+        events.append(self.envelope("chat.completion.chunk", [choice({}, switches.finish_reason)]))
+        asked = (body.get("stream_options") or {}).get("include_usage")
+        if asked and not switches.no_usage:
+            events.append(self.envelope("chat.completion.chunk", [], self.usage(answer)))
+        texts = [json.dumps(event, ensure_ascii=False) for event in events] + ["[DONE]"]
+        if switches.malformed:
+            texts.insert(1, "{this is not JSON")
+        for number, text in enumerate(texts):
+            if number == switches.die_after:
+                os._exit(9)
+            if number == switches.drop_after:
+                self.close_connection = True
+                return
+            self.wait(switches.chunk_seconds)
+            self.send_piece(f"data: {text}\n\n".encode())
+        self.wfile.write(b"0\r\n\r\n")
+
+    def envelope(self, kind: str, choices: list[dict[str, Any]], usage: Any = None) -> dict[str, Any]:
+        event = {"id": "fake-1", "object": kind, "created": 1, "model": self.server.switches.model, "choices": choices}
+        return event if usage is None else {**event, "usage": usage}
+
+    def usage(self, answer: str | None) -> dict[str, Any]:
+        switches = self.server.switches
+        completion = len(pieces(switches.reasoning)) + len(pieces(answer or ""))
+        usage: dict[str, Any] = {"prompt_tokens": 11, "completion_tokens": completion, "total_tokens": 11 + completion}
+        if switches.cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": switches.cached_tokens}
+        return usage
+
+    def wait(self, seconds: float) -> None:
+        """Wait, and notice a client that leaves meanwhile, as a server with an event loop does."""
+        until = time.monotonic() + seconds
+        while True:
+            left = max(0.0, until - time.monotonic())
+            readable, _, _ = select.select([self.connection], [], [], left)
+            if readable:
+                if not self.connection.recv(1, socket.MSG_PEEK):
+                    raise Gone
+                time.sleep(min(left, 0.01))
+            if left == 0.0:
+                return
+
+    def send_piece(self, data: bytes) -> None:
+        size = self.server.switches.bytes_per_write or len(data)
+        for start in range(0, len(data), size):
+            part = data[start : start + size]
+            self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+            self.wfile.flush()
+
+    def send_json(self, status: int, body: Any) -> None:
+        data = json.dumps(body, ensure_ascii=False).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def send_error_json(self, status: int, kind: str, message: str) -> None:
+        self.send_json(status, {"error": {"message": message, "type": kind, "param": None, "code": status}})
+
+
+def pieces(text: str) -> list[str]:
+    """The text cut as a tokenizer would: a word with the space ahead of it is one piece."""
+    return re.findall(r"\s*\S+|\s+$", text)
+
+
+def choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    """One choice of a streamed event."""
+    return {"index": 0, "delta": delta, "finish_reason": finish_reason}
+
+
+def leave_children(switches: argparse.Namespace) -> None:
+    """Start the processes that a careless engine leaves behind; their pids go to the log."""
+    for _ in range(switches.leak_children):
+        print(f"child {subprocess.Popen([sys.executable, '-S', '-c', SLEEPER]).pid}", flush=True)
+    if switches.double_fork_child:
+        # The middle process ends at once, so the daemon is neither in our session nor our child.
+        middle = (
+            "import subprocess, sys\n"
+            f"daemon = subprocess.Popen([sys.executable, '-S', '-c', {SLEEPER!r}], start_new_session=True)\n"
+            "print('child', daemon.pid)"
+        )
+        subprocess.run([sys.executable, "-S", "-c", middle], check=True)
+
+
+def main() -> None:
+    """Load, listen, answer until told to stop."""
+    switches = parser().parse_args()
+    for number in range(1, switches.print_lines + 1):
+        print(f"line {number}")
+    sys.stdout.flush()
+    if switches.armed:
+        from slimserve.engine import launch
+
+        launch.arm()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if switches.ignore_sigterm else lambda *_: os._exit(0))
+    server = Server(switches)
+    server.server_bind()
+    leave_children(switches)
+    print(f"loading on {server.server_address[1]}", flush=True)
+    time.sleep(switches.load_seconds / 2)
+    if switches.crash_on_load:
+        print("fake: the load failed", file=sys.stderr, flush=True)
+        sys.exit(3)
+    time.sleep(switches.load_seconds / 2)
+    if switches.oom_like:
+        os.kill(os.getpid(), signal.SIGKILL)
+    server.server_activate()
+    print(f"listening on {server.server_address[1]}", flush=True)
+    if switches.crash_after is not None:
+        threading.Timer(switches.crash_after, os._exit, (7,)).start()
+    try:
+        server.serve_forever(poll_interval=0.05)
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
