@@ -1,0 +1,109 @@
+"""Runs the engine's API server as a process that cannot outlive the one that started it.
+
+    python -m slimserve.engine.launch ENGINE_ARGUMENT...
+
+Three things stand between this process and `python -m vllm.entrypoints.openai.api_server`, which it otherwise is:
+
+- The kernel is told to kill it when its parent dies. The engine core and the workers are started with
+  multiprocessing's `spawn`, which runs this module again in each of them as `__mp_main__`; so each is tied to its own
+  parent in the same way, and the whole tree falls with the supervisor.
+- A guard, a fork that sleeps until the leader is dead and then kills what is left. It is for the processes that run
+  other code: the engine's model inspection, compilers, and whatever those start.
+- torchvision is made importable beside a CPU torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+
+PARENT = "SLIMSERVE_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_GUARD_SECONDS = 30.0
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if libc.prctl(option, argument, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def tie_to_parent() -> None:
+    """Have the kernel kill this process when its parent dies.
+
+    The parent wrote its pid to SLIMSERVE_PARENT_PID; when that is not our parent any more, it died before the kernel
+    was told, and we end here. Our own pid takes its place, for the processes that we start.
+
+    Precisely, the signal comes when the thread that started this process ends; so those who start one do it from
+    their main thread.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    expected = os.environ.get(PARENT)
+    if expected is not None and expected != str(os.getppid()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.environ[PARENT] = str(os.getpid())
+
+
+def start_guard() -> None:
+    """Fork the guard, which kills what is left of the engine once this process is dead.
+
+    Call it before threads exist: only the thread that forks lives on in a fork.
+    """
+    leader = os.getpid()
+    handle = os.pidfd_open(leader)
+    if os.fork() != 0:
+        os.close(handle)
+        return
+    try:
+        # Whoever signals the group means the engine; the guard leaves when there is nobody left to guard.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        _prctl(_PR_SET_NAME, b"slimserve-guard")
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        from slimserve.engine import procfs
+
+        select.select([handle], [], [])
+        procfs.end(leader, os.environ.get(procfs.TAG, ""), _GUARD_SECONDS)
+    finally:
+        os._exit(0)
+
+
+def arm() -> None:
+    """Tie this process to its parent and start its guard."""
+    tie_to_parent()
+    start_guard()
+
+
+def main() -> None:
+    """Run the engine's API server with this process's arguments; returns when it has been stopped."""
+    if os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") != "spawn":
+        # A forked worker does not run this module again, and would not be tied to its parent.
+        sys.exit(
+            "VLLM_WORKER_MULTIPROC_METHOD is not `spawn`\n"
+            "  why: a worker that is started otherwise can outlive the engine\n"
+            "  do:  start the engine through `slimserve PROFILE --serve`, which sets it"
+        )
+    from vllm.entrypoints.launchers.api_server.entry import main as serve
+
+    serve()
+
+
+if __name__ in ("__main__", "__mp_main__"):
+    if __name__ == "__main__":
+        arm()
+    else:
+        tie_to_parent()
+    from slimserve.engine import torchvision_cpu
+
+    torchvision_cpu.install()
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The engine as a set of processes: started in a session of its own, watched, and ended to the last of them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slimserve.engine import procfs
+
+# What dies of SIGKILL dies at once, unless it sleeps in a driver; after this we say so instead of waiting on.
+KILL_SECONDS = 10.0
+
+
+class EngineProcess:
+    """A started engine: its leader and everything that the leader starts.
+
+    Args:
+        argv: the command.
+        env: its whole environment; nothing is added. The value of SLIMSERVE_ENGINE_TAG in it is what finds a process
+            that left the session.
+        log_path: where stdout and stderr go, appended; made with mode 0600.
+
+    Raises:
+        RuntimeError: not called from the main thread. The kernel kills the engine when the thread that started it
+            ends, so it has to be the one that lives as long as the process.
+        OSError: the log cannot be opened, or the command cannot be run.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("an engine is started from the main thread")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        log = os.open(log_path, flags, 0o600)
+        try:
+            os.fchmod(log, 0o600)
+            self.log_start = os.fstat(log).st_size
+            self._leader = subprocess.Popen(
+                list(argv),
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        self.log_path = log_path
+        self.pid = self._leader.pid
+        self._tag = env.get(procfs.TAG, "")
+        self._handle: int | None = os.pidfd_open(self.pid)
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the leader dies, for `select`.
+
+        Raises:
+            ValueError: the engine has been stopped.
+        """
+        if self._handle is None:
+            raise ValueError("the engine has been stopped")
+        return self._handle
+
+    def status(self) -> int | None:
+        """The leader's exit status, minus the signal's number when one ended it; None while it lives."""
+        return self._leader.poll()
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait at most `seconds` for the leader to end; returns its `status`."""
+        if self._handle is not None:
+            select.select([self._handle], [], [], max(0.0, seconds))
+        return self.status()
+
+    def survivors(self) -> list[procfs.Process]:
+        """The processes of this engine that live: its session, and those elsewhere that carry its tag."""
+        return procfs.members(self.pid, self._tag)
+
+    def terminate(self) -> None:
+        """Ask the leader, and it alone, to end (SIGTERM): it stops its own workers in order. None if it is dead."""
+        self._leader.send_signal(signal.SIGTERM)
+
+    def kill(self) -> list[procfs.Process]:
+        """SIGKILL every process and reap the leader; returns what lives all the same.
+
+        One by one rather than the group in one call: the session holds the group and more, and multiprocessing's
+        tracker, which is in the group, must live a moment longer to unlink the shared memory.
+        """
+        left = procfs.end(self.pid, self._tag, KILL_SECONDS)
+        self.wait(KILL_SECONDS if not left else 0.0)
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+        return left
+
+    def stop(self, grace_seconds: float) -> list[procfs.Process]:
+        """End the engine: SIGTERM to the leader, `grace_seconds` to follow it, SIGKILL to all that is left.
+
+        May be called again, and when the leader is dead already.
+
+        Returns:
+            The processes that survived even SIGKILL; empty when all is well.
+        """
+        try:
+            if self.status() is None:
+                self.terminate()
+                self.wait(grace_seconds)
+        finally:  # an interruption of the wait is an order to hurry, not to leave the engine behind
+            left = self.kill()
+        return left

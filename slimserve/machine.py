@@ -1,0 +1,261 @@
+"""What a machine has, as facts: frozen, checked, and read from a file as well as from the hardware.
+
+Nothing here looks at the hardware (`slimserve.probe` does) and nothing here judges (`slimserve.doctor` and the plan
+do). A fact that nobody could read is None, or "unknown"; it is never filled in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from slimserve.validate import Strict, validate
+from slimserve.yaml_source import read_document
+
+GIB = 1 << 30
+
+MigState = Literal["off", "on", "instance", "unknown"]
+Link = Literal["nvlink", "p2p", "none", "unknown"]
+
+
+def _printable(text: str) -> str:
+    # These texts are printed on terminals; a control sequence in a machine file must not reach one.
+    if not text.isprintable():
+        raise ValueError("holds a character that cannot be printed")
+    return text
+
+
+Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
+# An exbibyte: more than any machine has, so a value above it is a slip of units.
+Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
+SomeBytes = Annotated[int, Field(gt=0, le=1 << 60)]
+GpuIndex = Annotated[int, Field(ge=0, le=4095)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def _not_more(part: int | None, whole: int | None, part_name: str, whole_name: str) -> None:
+    if part is not None and whole is not None and part > whole:
+        raise ValueError(f"{part_name} = {part} is more than {whole_name} = {whole}")
+
+
+class GpuProcess(Strict):
+    """A process that holds memory on a GPU."""
+
+    pid: Annotated[int, Field(ge=0, le=1 << 32)]
+    """process id as the driver states it; inside a container it may be one of another namespace"""
+    name: Text | None = None
+    """name as the driver states it; null when it does not"""
+    used_bytes: Bytes | None = None
+    """GPU memory that it holds, in bytes; null when the driver does not say"""
+
+
+class Gpu(Strict):
+    """One GPU, or one MIG instance of a GPU."""
+
+    index: GpuIndex
+    """number in PCI bus order, as the driver library counts; MIG instances are numbered on after the cards"""
+    name: Text
+    """product name as the driver states it"""
+    uuid: Text
+    """the driver's identifier: GPU-... or MIG-..."""
+    capability: Annotated[str, Field(pattern=r"^[1-9][0-9]?\.[0-9]$")]
+    """compute capability, major.minor: "8.6" """
+    memory_bytes: SomeBytes
+    """memory of the card or the slice, in bytes"""
+    free_bytes: Bytes
+    """memory that nothing held when it was read, in bytes"""
+    mig: MigState
+    """off; on (the card is cut into slices); instance (this is such a slice); unknown"""
+    bar1_bytes: SomeBytes | None = None
+    """size of the window through which the bus reaches GPU memory, in bytes; null when unknown"""
+    pcie_generation: Annotated[int, Field(ge=1, le=16)] | None = None
+    """highest PCIe generation that card and slot agree on; null when unknown"""
+    pcie_width: Annotated[int, Field(ge=1, le=32)] | None = None
+    """PCIe lanes in use; null when unknown"""
+    numa_node: Annotated[int, Field(ge=0, le=4095)] | None = None
+    """NUMA node of the slot; null when unknown"""
+    processes: tuple[GpuProcess, ...] = ()
+    """processes that hold memory on it"""
+    peers: dict[GpuIndex, Link] = {}
+    """how it reaches each other GPU, by index; a GPU that is not named is unknown"""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _not_more(self.free_bytes, self.memory_bytes, "free_bytes", "memory_bytes")
+        for process in self.processes:
+            _not_more(process.used_bytes, self.memory_bytes, f"used_bytes of process {process.pid}", "memory_bytes")
+        if self.index in self.peers:
+            raise ValueError(f"peers names the GPU itself, {self.index}")
+        return self
+
+    def link(self, other: Gpu) -> Link:
+        """How this GPU reaches `other`: "unknown" where nobody could tell."""
+        return self.peers.get(other.index, "unknown")
+
+
+class Cpu(Strict):
+    """The processors, as far as this process may use them."""
+
+    name: Text | None = None
+    """model name; null when unknown"""
+    architecture: Text
+    """as `uname -m` prints it"""
+    cores: Annotated[int, Field(ge=1, le=1 << 16)]
+    """logical CPUs that this process may use: the affinity mask, cut by the cgroup's quota"""
+    sockets: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """processor packages; null when unknown"""
+    numa_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """NUMA nodes; null when unknown"""
+    flags: tuple[Text, ...] = ()
+    """those of avx2, avx512f, avx512_bf16, amx_bf16 that it has"""
+
+
+class Memory(Strict):
+    """Host memory and every limit on it that binds this process. All sizes in bytes."""
+
+    total_bytes: SomeBytes
+    """RAM of the machine, in bytes"""
+    available_bytes: Bytes
+    """RAM that can be taken without swapping, in bytes"""
+    cgroup_limit_bytes: Bytes | None
+    """limit of the control group that leaves the least room, in bytes; null when none sets a limit"""
+    cgroup_used_bytes: Bytes | None
+    """what that group holds, without file cache that it can drop, in bytes; null when there is no limit"""
+    memlock_bytes: Bytes | None
+    """memory that this process may lock, in bytes; null when unlimited"""
+    shm_total_bytes: Bytes
+    """size of /dev/shm, in bytes; 0 when there is none"""
+    shm_free_bytes: Bytes
+    """free space in /dev/shm, in bytes"""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _not_more(self.available_bytes, self.total_bytes, "available_bytes", "total_bytes")
+        _not_more(self.shm_free_bytes, self.shm_total_bytes, "shm_free_bytes", "shm_total_bytes")
+        if (self.cgroup_limit_bytes is None) != (self.cgroup_used_bytes is None):
+            raise ValueError("cgroup_limit_bytes and cgroup_used_bytes belong together: give both, or null for both")
+        return self
+
+    @property
+    def usable_bytes(self) -> int:
+        """What can still be taken: the least of what is available and what the control group leaves, in bytes."""
+        if self.cgroup_limit_bytes is None or self.cgroup_used_bytes is None:
+            return self.available_bytes
+        # A group can stand above a limit that was lowered under it; what it leaves is then nothing.
+        return min(self.available_bytes, max(0, self.cgroup_limit_bytes - self.cgroup_used_bytes))
+
+
+class Disk(Strict):
+    """The file system of the cache folder."""
+
+    path: Text
+    """the cache folder; it need not exist yet"""
+    free_bytes: Bytes
+    """space that this user may fill, in bytes"""
+    total_bytes: Bytes
+    """size of the file system, in bytes"""
+    writable: bool
+    """whether the folder, or the deepest folder above it that exists, can be written to"""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _not_more(self.free_bytes, self.total_bytes, "free_bytes", "total_bytes")
+        return self
+
+
+class GpuProblem(Strict):
+    """Why GPUs could not be read, at all or in part."""
+
+    what: Text
+    """what happened, with the call and the GPU"""
+    why: Text
+    """what follows from it"""
+    do: Text
+    """how to mend it"""
+
+
+class Machine(Strict):
+    """Everything that a plan may know about a machine."""
+
+    source: Text = "a machine file"
+    """where these facts come from: "this machine", a file, or "platform NAME" """
+    system: Text
+    """as `uname -s` prints it"""
+    cpu: Cpu
+    """the processors"""
+    memory: Memory
+    """host memory and its limits"""
+    disk: Disk
+    """the file system of the cache folder"""
+    driver: Text | None = None
+    """version of the GPU driver; null when there is none or it is unknown"""
+    gpus: tuple[Gpu, ...]
+    """the GPUs that a program started here would see, in the order in which it would see them; may be empty"""
+    hidden_gpus: Annotated[int, Field(ge=0, le=4096)] = 0
+    """GPUs that exist and that CUDA_VISIBLE_DEVICES hides"""
+    gpu_problem: GpuProblem | None = None
+    """why GPUs could not be read, at all or in part; null when all went well"""
+    listening_ports: tuple[Port, ...] = ()
+    """TCP ports on which something listens, as far as the system shows them"""
+    kernel_parameters: Text | None = None
+    """boot parameters that touch traffic between GPUs (IOMMU, PCI); null when none is set or they cannot be read"""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for name, values in (("index", [g.index for g in self.gpus]), ("uuid", [g.uuid for g in self.gpus])):
+            twice = sorted(str(value) for value, count in Counter[object](values).items() if count > 1)
+            if twice:
+                raise ValueError(f"gpus: {name} {', '.join(twice)} is given to more than one GPU")
+        known = {gpu.index for gpu in self.gpus}
+        for gpu in self.gpus:
+            strangers = sorted(set(gpu.peers) - known)
+            if strangers:
+                raise ValueError(f"gpus: peers of GPU {gpu.index} names GPU {strangers[0]}, which is not listed")
+        return self
+
+
+def load_machine(path: Path) -> Machine:
+    """Read a machine from a YAML or JSON file, such as `--doctor --json` prints.
+
+    Args:
+        path: the file. It becomes the machine's `source`, whatever the file says.
+
+    Returns:
+        The machine.
+
+    Raises:
+        RegistryError: with every problem of the file, each with file, line and key.
+    """
+    machine = validate(Machine, read_document(path))
+    shown = "".join(letter if letter.isprintable() else "?" for letter in str(path))
+    return machine.model_copy(update={"source": shown})
+
+
+def dump_machine(machine: Machine) -> str:
+    """The machine as YAML that `load_machine` reads back to an equal one (but for `source`)."""
+    import yaml
+
+    class Quoted(str):
+        """A text that is always quoted: YAML 1.1 and 1.2 differ on which bare words are texts."""
+
+    class Dumper(yaml.SafeDumper):
+        """The dumper with that rule."""
+
+    Dumper.add_representer(
+        Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
+    )
+
+    def quote(value: Any) -> Any:
+        if isinstance(value, str):
+            return Quoted(value)
+        if isinstance(value, dict):
+            return {key: quote(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [quote(item) for item in value]
+        return value
+
+    data = quote(machine.model_dump(mode="python"))
+    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=4096, default_flow_style=None)

