@@ -1,10 +1,10 @@
 """What can go wrong between the client and a server, and the sentence for each.
 
-    Failed
-    |- Unreachable    no connection, or no answer in time
-    |- HttpError      an answer whose status is not 200
-    |- BrokenStream   an answer that began and is cut short, or is not what the protocol says
-    `- Stopped        a `Stop` was requested
+Failed
+|- Unreachable    no connection, or no answer in time
+|- HttpError      an answer whose status is not 200
+|- BrokenStream   an answer that began and is cut short, or is not what the protocol says
+`- Stopped        a `Stop` was requested
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ class Endpoint:
 def cut_short() -> Finding:
     """The finding for an answer whose end never came."""
     return Finding(
-        "the connection ended in the middle of the answer",
+        "the connection ended before the answer was complete",
         "a complete answer closes with a finish reason: the server was stopped, or its engine died",
         "look at the end of the engine's log, whose path is printed when it starts, and ask again",
     )
 
 
 def not_a_stream(endpoint: Endpoint, found: str, rule: str) -> Finding:
+    """The finding for something that no server of this protocol sends."""
     return Finding(
         f"the server sent {found}",
         rule,
@@ -70,6 +71,7 @@ def not_a_stream(endpoint: Endpoint, found: str, rule: str) -> Finding:
 
 
 def excerpt(text: str) -> str:
+    """The beginning of a text that a server sent, quoted, its control characters escaped."""
     return repr(text if len(text) <= EXCERPT_CHARACTERS else text[:EXCERPT_CHARACTERS] + "...")
 
 
@@ -82,6 +84,7 @@ def error_message(body: object) -> tuple[str, str]:
 
 
 def status_finding(endpoint: Endpoint, status: int, reason: str, raw: bytes) -> Finding:
+    """The finding for an answer whose status is not 200, from its OpenAI error body where it has one."""
     text = raw.decode(errors="replace").strip()
     try:
         message, _ = error_message(json.loads(text))
