@@ -1,0 +1,174 @@
+"""The one file that knows vLLM's flags: a plan becomes the command line and the environment of the engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slimserve.plan import Plan
+from slimserve.policies import BY_ID
+from slimserve.profile import plain
+
+ENGINE_VERSION = "0.32.0"
+ENTRY = "slimserve.engine.launch"
+
+# What no profile decides: (engine's name, value, policy).
+FIXED: tuple[tuple[str, Any, str], ...] = (
+    ("trust_remote_code", False, "pinned-revision"),
+    ("api_server_count", 1, "one-api-server"),
+    ("allowed_origins", [], "loopback"),
+    ("generation_config", "auto", "never-greedy"),
+)
+FIXED_ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
+    ("HF_HUB_OFFLINE", "1", "pinned-revision"),
+    ("VLLM_NO_USAGE_STATS", "1", "telemetry-off"),
+    ("DO_NOT_TRACK", "1", "telemetry-off"),
+    ("VLLM_HOST_IP", "127.0.0.1", "loopback"),
+)
+
+# The engine gets these of the user's variables and no others: whatever else configures it is the profile's to say.
+PASSED = frozenset(
+    "PATH HOME USER LOGNAME LANG LANGUAGE LC_ALL LC_CTYPE TZ TERM TMPDIR SHELL LD_LIBRARY_PATH CUDA_HOME VIRTUAL_ENV".split()
+)
+# Variables that would have configured the engine; dropping one of them is said aloud.
+_TELLING = ("VLLM_", "NCCL_", "CUDA_", "TORCH", "PYTORCH_", "TRITON_", "FLASHINFER_", "OMP_", "KMP_", "MKL_", "HF_", "TRANSFORMERS_")
+_ALSO_TELLING = frozenset({"PYTHONPATH", "LD_PRELOAD"})
+_OWN_KEY = "SLIMSERVE_API_KEY"
+SECRETS = frozenset({"VLLM_API_KEY"})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting as it reaches the engine.
+
+    Args:
+        key: key path in the profile, or the engine's name for what a policy fixes.
+        value: JSON data.
+        argv: the arguments that carry it; empty for environment variables and for the supervisor's own settings.
+        why: the reason.
+        evidence: where the value comes from.
+    """
+
+    key: str
+    value: Any
+    argv: tuple[str, ...]
+    why: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is executed.
+
+    Args:
+        argv: the whole command line, without secrets.
+        env: the whole environment; the names in `SECRETS` are never shown.
+        rows: every setting with its reason.
+        notes: what became of the user's own variables.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    def shown_env(self) -> dict[str, str]:
+        """The environment that slimserve adds, for printing: secrets are masked, passed variables left out."""
+        return {
+            name: "(set, not shown)" if name in SECRETS else value for name, value in self.env.items() if name not in PASSED
+        }
+
+
+def build(
+    plan: Plan, *, host: str, port: int, cache: Path, user_environment: Mapping[str, str], api_key: str | None = None
+) -> Command:
+    """Turn a plan into the engine's command.
+
+    Args:
+        plan: the verdict.
+        host: address to listen on.
+        port: TCP port to listen on.
+        cache: slimserve's cache folder; the engine's own caches get a private place in it.
+        user_environment: variables of the caller, of which a few are passed on.
+        api_key: key that clients must send; handed over by environment only.
+    """
+    profile = plan.subject.profile
+    rows = tuple(_rows(plan))
+    argv = (sys.executable, "-m", ENTRY, "--model", str(plan.weights.folder))
+    argv += ("--served-model-name", profile.id, *profile.aliases)
+    argv += ("--host", host, "--port", str(port))
+    argv += tuple(part for row in rows for part in row.argv)
+    ours = _environment(plan, cache)
+    if api_key is not None:
+        ours["VLLM_API_KEY"] = api_key
+    passed = {name: value for name, value in user_environment.items() if name in PASSED}
+    return Command(argv, {**passed, **ours}, rows, tuple(_dropped(user_environment, ours)))
+
+
+def flags(name: str, value: Any) -> tuple[str, ...]:
+    """The arguments for one setting: false becomes `--no-x`, nested data becomes JSON.
+
+    Args:
+        name: the engine's name, with underscores.
+        value: JSON data.
+    """
+    flag = "--" + name.replace("_", "-")
+    if value is True:
+        return (flag,)
+    if value is False:
+        return ("--no-" + name.replace("_", "-"),)
+    if isinstance(value, (dict, list)):
+        return (flag, json.dumps(value, sort_keys=True, separators=(",", ":")))
+    return (flag, str(value))
+
+
+def _rows(plan: Plan) -> Iterator[Row]:
+    for key, setting in plan.subject.profile.settings():
+        section, name = key.split(".", 1)
+        value = plain(setting.value)
+        yield Row(key, value, flags(name, value) if section == "engine" else (), setting.why, str(setting.evidence))
+    for name, value, policy in FIXED:
+        yield Row(name, value, flags(name, value), BY_ID[policy].reason, f"policy: {policy}")
+    for name, value, policy in FIXED_ENVIRONMENT:
+        yield Row(f"environment.{name}", value, (), BY_ID[policy].reason, f"policy: {policy}")
+
+
+def engine_cache(cache: Path, profile_id: str) -> Path:
+    """The engine's private cache: of one engine version and one profile, so that no other program races for it."""
+    return cache / "engine" / f"vllm-{ENGINE_VERSION}" / profile_id
+
+
+def _environment(plan: Plan, cache: Path) -> dict[str, str]:
+    profile = plan.subject.profile
+    own = engine_cache(cache, profile.id)
+    result = {
+        # Spawned children run the launcher's first lines again, which tie their lives to ours.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_CACHE_ROOT": str(own / "vllm"),
+        "TRITON_CACHE_DIR": str(own / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"),
+        "FLASHINFER_WORKSPACE_BASE": str(own / "flashinfer"),
+        "CUDA_CACHE_PATH": str(own / "cuda"),
+        "XDG_CACHE_HOME": str(own / "xdg"),
+        "HF_HOME": str(own / "huggingface"),
+        "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in plan.gpus),
+        "PYTHONUNBUFFERED": "1",
+    }
+    result.update({name: value for name, value, _ in FIXED_ENVIRONMENT})
+    result.update({name: setting.value for name, setting in profile.environment.items()})
+    return result
+
+
+def _dropped(user: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted(user):
+        if name in PASSED or name == _OWN_KEY:
+            continue
+        if name in ours and user[name] != ours[name]:
+            shown = "" if name in SECRETS else f" = {ours[name]!r}"
+            yield f"your {name} is overridden{shown}: the profile decides"
+        elif name not in ours and (name.startswith(_TELLING) or name in _ALSO_TELLING):
+            yield f"your {name} is not passed on: only the profile configures the engine"

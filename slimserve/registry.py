@@ -1,0 +1,281 @@
+"""The registry: every file under profiles/, checked by itself and against the others."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import pydantic
+from pydantic import Field
+
+from slimserve.errors import Finding, RegistryError, UsageError, raise_if_any
+from slimserve.model import Model
+from slimserve.platform import Platform
+from slimserve.policies import BY_ID, Problem, Subject, broken
+from slimserve.profile import Id, Profile, Text, plain
+from slimserve.validate import Strict, nearest, validate
+from slimserve.yaml_source import Document, read_document
+
+M = TypeVar("M", bound=pydantic.BaseModel)
+
+# Words that say nothing by themselves: a reason made of these, its key and its value is no reason.
+_FILLER = frozenset(
+    "a an and are as at be because by do for from has have in is it its must no not of off on or our set sets setting should so "
+    "that the then this to true false turned use used uses using value values want we which will with enabled disabled default".split()
+)
+_WORD = re.compile(r"[a-z0-9.]+")
+MIN_REASON_WORDS = 4
+
+
+class Source(Strict):
+    """A public text that evidence cites."""
+
+    title: Text
+    publisher: Text
+    date: Annotated[str, Field(pattern=r"^20[0-9]{2}(-[0-9]{2}){0,2}$")]
+    url: Text | None = None
+
+
+class Sources(Strict):
+    """profiles/sources.yaml"""
+
+    sources: dict[Id, Source]
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All profiles, models, platforms and sources, by id; every cross reference holds."""
+
+    folder: Path
+    profiles: dict[str, Profile]
+    models: dict[str, Model]
+    platforms: dict[str, Platform]
+    sources: dict[str, Source]
+
+    def subject(self, profile: Profile) -> Subject:
+        """`profile` with the model and platform that it names."""
+        return Subject(profile, self.models[profile.model], self.platforms[profile.platform])
+
+    def candidates(self, name: str) -> tuple[Profile, ...]:
+        """Every profile that `name` may mean: one for an id, one or more for an alias.
+
+        Raises:
+            UsageError: nothing has that name; the nearest names are given.
+        """
+        if name in self.profiles:
+            return (self.profiles[name],)
+        found = tuple(profile for profile in self.profiles.values() if name in profile.aliases)
+        if found:
+            return found
+        names = {*self.profiles, *(alias for profile in self.profiles.values() for alias in profile.aliases)}
+        raise UsageError(Finding(f"there is no profile {name!r}", "only profiles of the registry can be run", nearest(name, names)))
+
+    @property
+    def default(self) -> Profile:
+        """The embedded default."""
+        return next(profile for profile in self.profiles.values() if profile.default)
+
+
+def load_registry(folder: Path) -> Registry:
+    """Read every file under `folder`.
+
+    Raises:
+        RegistryError: with the problems of all files.
+    """
+    problems: list[Finding] = []
+    models = _read_all(Model, folder / "models", problems)
+    platforms = _read_all(Platform, folder / "platforms", problems)
+    profiles = _read_all(Profile, folder, problems, skip="sources.yaml")
+    sources: dict[str, Source] = {}
+    try:
+        sources = validate(Sources, read_document(folder / "sources.yaml")).sources
+    except RegistryError as error:
+        problems += error.findings
+    if not problems:
+        # Cross references mean little while files are missing from the picture.
+        for document, profile in profiles.values():
+            checks = _check(profile, models, platforms, sources, folder)
+            problems += [Finding(p.what, p.why, p.do, document.where(p.loc)) for p in checks]
+        problems += _check_names(profiles, platforms)
+    raise_if_any(RegistryError, problems)
+    return Registry(
+        folder,
+        {key: profile for key, (_, profile) in profiles.items()},
+        {key: model for key, (_, model) in models.items()},
+        {key: platform for key, (_, platform) in platforms.items()},
+        sources,
+    )
+
+
+def _read_all(kind: type[M], folder: Path, problems: list[Finding], skip: str = "") -> dict[str, tuple[Document, M]]:
+    found: dict[str, tuple[Document, M]] = {}
+    paths = sorted(path for path in folder.glob("*.y*ml") if path.name != skip)
+    if not paths:
+        problems.append(Finding("holds no YAML files", "the registry is incomplete", "restore it, or reinstall slimserve", str(folder)))
+    for path in paths:
+        try:
+            document = read_document(path)
+            item = validate(kind, document)
+        except RegistryError as error:
+            problems += error.findings
+            continue
+        key: str = item.id  # type: ignore[attr-defined]  # every kind of file has one
+        if key != path.stem:
+            problems.append(
+                Finding(f"id = {key}", f"the file is called {path.stem}; the name of a file is its id", "rename one", document.where(("id",)))
+            )
+        found[key] = (document, item)
+    return found
+
+
+def _check(
+    profile: Profile,
+    models: dict[str, tuple[Document, Model]],
+    platforms: dict[str, tuple[Document, Platform]],
+    sources: dict[str, Source],
+    folder: Path,
+) -> Iterator[Problem]:
+    for key, known in (("model", models), ("platform", platforms)):
+        name = getattr(profile, key)
+        if name not in known:
+            yield Problem((key,), f"{key} = {name} does not exist", f"profiles/{key}s has no such file", nearest(name, known))
+    yield from _check_reasons(profile)
+    yield from _check_evidence(profile, sources, folder)
+    if profile.model not in models or profile.platform not in platforms:
+        return
+    model, platform = models[profile.model][1], platforms[profile.platform][1]
+    if profile.quant not in model.checkpoints:
+        yield Problem(
+            ("quant",), f"quant = {profile.quant} does not exist", f"{model.id} has no such checkpoint", nearest(profile.quant, model.checkpoints)
+        )
+        return
+    subject = Subject(profile, model, platform)
+    yield from _check_consistency(subject)
+    yield from broken(subject)
+
+
+def _check_reasons(profile: Profile) -> Iterator[Problem]:
+    seen: dict[str, str] = {}
+    for key, setting in profile.settings():
+        loc = (*key.split("."), "why")
+        text = " ".join(setting.why.lower().split())
+        told = set(_WORD.findall(key.replace("_", " ").lower())) | set(_WORD.findall(str(plain(setting.value)).replace("_", " ").lower()))
+        if len({word.strip(".") for word in _WORD.findall(text.replace("_", " "))} - told - _FILLER - {""}) < MIN_REASON_WORDS:
+            yield Problem(
+                loc, f"{key}.why says nothing beyond key and value", "a reason is what the next person needs to change the value", "say why"
+            )
+        if text in seen:
+            yield Problem(loc, f"{key}.why is word for word that of {seen[text]}", "one reason cannot explain two settings", "give each its own")
+        seen.setdefault(text, key)
+
+
+def _check_evidence(profile: Profile, sources: dict[str, Source], folder: Path) -> Iterator[Problem]:
+    for key, setting in profile.settings():
+        evidence, loc = setting.evidence, (*key.split("."), "evidence")
+        if evidence.published is not None and evidence.published not in sources:
+            yield Problem(
+                (*loc, "published"), f"{key} cites {evidence.published}", "sources.yaml does not list it", nearest(evidence.published, sources)
+            )
+        if evidence.policy is not None and evidence.policy not in BY_ID:
+            yield Problem((*loc, "policy"), f"{key} cites the policy {evidence.policy}", "there is no such policy", nearest(evidence.policy, BY_ID))
+        if evidence.receipt is not None and not (folder / "receipts" / evidence.receipt).is_file():
+            yield Problem(
+                (*loc, "receipt"), f"{key} cites the receipt {evidence.receipt}", "profiles/receipts has no such file", "commit the receipt"
+            )
+    if profile.status == "measured" and not any(setting.evidence.receipt for _, setting in profile.settings()):
+        yield Problem(("status",), "status = measured, but no setting cites a receipt", "measured is earned by receipts", "use unmeasured")
+
+
+def _check_consistency(subject: Subject) -> Iterator[Problem]:
+    engine, model, platform = subject.profile.engine, subject.model, subject.platform
+    sizes = [key for key in ("gpu_memory_utilization", "kv_cache_memory_bytes") if getattr(engine, key) is not None]
+    if len(sizes) != 1:
+        yield Problem(
+            ("engine",),
+            f"{len(sizes)} of gpu_memory_utilization and kv_cache_memory_bytes are stated",
+            "each of them sizes the KV cache",
+            "state exactly one",
+        )
+    elif platform.kind == "cpu" and sizes[0] == "gpu_memory_utilization":
+        yield Problem(
+            ("engine", sizes[0]), f"engine.{sizes[0]} on a CPU platform", "there is no GPU memory to use", "state kv_cache_memory_bytes"
+        )
+    if engine.max_model_len.value > model.geometry.max_position_embeddings:
+        yield Problem(
+            ("engine", "max_model_len", "value"),
+            f"engine.max_model_len = {engine.max_model_len.value}",
+            f"{model.id} was trained for {model.geometry.max_position_embeddings} positions",
+            f"use at most {model.geometry.max_position_embeddings}",
+        )
+    tp = engine.tensor_parallel_size.value
+    ranks = tp * (engine.data_parallel_size.value if engine.data_parallel_size else 1)
+    legal = model.geometry.legal_tensor_parallel()
+    if tp not in legal:
+        yield Problem(
+            ("engine", "tensor_parallel_size", "value"),
+            f"engine.tensor_parallel_size = {tp} does not split the heads of {model.id}",
+            f"{model.geometry.num_attention_heads} query and {model.geometry.num_key_value_heads} KV heads must divide evenly or be replicated evenly",
+            f"legal counts: {', '.join(map(str, legal))}",
+        )
+    available = platform.gpus.count if platform.gpus else 1
+    if ranks != available:
+        yield Problem(
+            ("engine", "tensor_parallel_size", "value"),
+            f"the profile makes {ranks} ranks for {available} devices of {platform.id}",
+            "each rank owns one device",
+            f"make tensor_parallel_size x data_parallel_size = {available}",
+        )
+    if not engine.enable_chunked_prefill.value and engine.max_num_batched_tokens.value < engine.max_model_len.value:
+        yield Problem(
+            ("engine", "max_num_batched_tokens", "value"),
+            f"engine.max_num_batched_tokens = {engine.max_num_batched_tokens.value} < max_model_len = {engine.max_model_len.value}",
+            "without chunked prefill a prompt must fit into one step",
+            "turn chunked prefill on, or raise it",
+        )
+    if engine.max_num_batched_tokens.value < engine.max_num_seqs.value:
+        yield Problem(
+            ("engine", "max_num_batched_tokens", "value"),
+            f"engine.max_num_batched_tokens = {engine.max_num_batched_tokens.value} < max_num_seqs = {engine.max_num_seqs.value}",
+            "a decode step takes a token of each sequence",
+            "raise it",
+        )
+
+
+def _check_names(profiles: dict[str, tuple[Document, Profile]], platforms: dict[str, tuple[Document, Platform]]) -> Iterator[Finding]:
+    bearers: dict[str, list[tuple[Document, Profile]]] = defaultdict(list)
+    for document, profile in profiles.values():
+        for index, alias in enumerate(profile.aliases):
+            where = document.where(("aliases", index))
+            if alias in profiles:
+                yield Finding(f"the alias {alias} is dead", "a profile has that id, and ids come first", "choose another alias", where)
+            for other_document, other in bearers[alias]:
+                if _same_machines(platforms, profile, other):
+                    yield Finding(
+                        f"the alias {alias} is ambiguous",
+                        f"{other_document.where(('aliases',))} gives it to {other.id} for the same machines",
+                        "an alias is resolved by the machine: give it to one of the two",
+                        where,
+                    )
+            bearers[alias].append((document, profile))
+    defaults = [document for document, profile in profiles.values() if profile.default]
+    for document in defaults[1:] if defaults else []:
+        yield Finding("is a second default", f"{defaults[0].path} is one already", "keep one", document.where(("default",)))
+    if not defaults:
+        yield Finding("no profile is the default", "`slimserve` offers one first", "add `default: true` to one", str(next(iter(profiles.values()))[0].path))
+
+
+def _same_machines(platforms: dict[str, tuple[Document, Platform]], one: Profile, other: Profile) -> bool:
+    if one.platform not in platforms or other.platform not in platforms:
+        return False
+    first, second = platforms[one.platform][1], platforms[other.platform][1]
+    if first.id == second.id or (first.gpus is None and second.gpus is None):
+        return True
+    return (
+        first.gpus is not None
+        and second.gpus is not None
+        and (first.gpus.name, first.gpus.count) == (second.gpus.name, second.gpus.count)
+    )
