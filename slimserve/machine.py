@@ -79,7 +79,7 @@ class Gpu(Strict):
     """NUMA node of the slot; null when unknown"""
     processes: tuple[GpuProcess, ...] = ()
     """processes that hold memory on it"""
-    peers: dict[GpuIndex, Link] = {}
+    peers: dict[GpuIndex, Link] = Field(default_factory=dict)
     """how it reaches each other GPU, by index; a GPU that is not named is unknown"""
 
     @model_validator(mode="after")
@@ -258,4 +258,4 @@ def dump_machine(machine: Machine) -> str:
         return value
 
     data = quote(machine.model_dump(mode="python"))
-    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=4096, default_flow_style=None)
+    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=4096, default_flow_style=False)

@@ -1,0 +1,63 @@
+"""Look at the machine in front of us: /proc, /sys, the file system and the GPU driver.
+
+`slimserve.probe.nvml` runs as a process of its own; so that it starts at once, nothing is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slimserve.machine import Machine
+
+
+def read_machine(cache_folder: Path, environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
+    """The machine that this process runs on.
+
+    Args:
+        cache_folder: where weights will lie; it need not exist.
+        environ: the environment that an engine would be started with.
+        root: folder that stands for `/`.
+
+    Returns:
+        The facts. What the GPU driver does not tell is None or "unknown", and `gpu_problem` says so.
+
+    Raises:
+        Refused: when the host's own facts cannot be read, or contradict each other.
+    """
+    import os
+
+    from pydantic import ValidationError
+
+    from slimserve.errors import Finding, Refused
+    from slimserve.machine import Machine
+    from slimserve.probe.gpus import read_gpus
+    from slimserve.probe.host import read_cpu, read_disk, read_kernel_parameters, read_listening_ports, read_memory
+
+    kernel = os.uname()
+    gpus = read_gpus(root, environ)
+    try:
+        return Machine(
+            source="this machine",
+            system=kernel.sysname,
+            cpu=read_cpu(root, kernel.machine),
+            memory=read_memory(root),
+            disk=read_disk(cache_folder),
+            driver=gpus.driver,
+            gpus=gpus.gpus,
+            hidden_gpus=gpus.hidden_gpus,
+            gpu_problem=gpus.gpu_problem,
+            listening_ports=read_listening_ports(root),
+            kernel_parameters=read_kernel_parameters(root),
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise Refused(
+            Finding(
+                f"what the system says about this machine contradicts itself: {first['msg']}",
+                "a plan on numbers that cannot be true would be a guess",
+                "describe the machine in a file and pass --machine FILE",
+            )
+        ) from None
