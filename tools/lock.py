@@ -25,7 +25,7 @@ PYTHON = "3.11"
 # The oldest glibc for which every package has a wheel (llguidance asks for 2.31): nothing is built from source.
 PLATFORM = "x86_64-manylinux_2_31"
 HEADERS = {
-    "cpu.lock": "# The CPU lane without torch. Install after torch-cpu.lock: pip install --no-deps --require-hashes -r FILE",
+    "cpu.lock": "# The CPU lane; torch is in torch-cpu.lock. Install: pip install --no-deps --require-hashes -r FILE",
     "dev.lock": "# What `make test` needs beside cpu.lock. Install: pip install --no-deps --require-hashes -r FILE",
 }
 WRITTEN_BY = "# Written by tools/lock.py (`make lock`); CPython 3.11, x86-64 Linux, glibc 2.31 or newer."
@@ -58,7 +58,9 @@ def compile_with_uv(arguments: list[str], output: Path) -> None:
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-build", "--no-header", "--no-annotate"]
     command += ["--python-version", PYTHON, "--python-platform", PLATFORM, *arguments, "--output-file", str(output)]
     if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
-        sys.exit("lock: no lock file was changed\n  why: the resolver failed, see above\n  do:  mend that, or --upgrade")
+        sys.exit(
+            "lock: no lock file was changed\n  why: the resolver failed, see above\n  do:  mend that, or --upgrade"
+        )
 
 
 def resolve(inputs: list[str], pins: dict[str, str], folder: Path) -> dict[str, str]:
@@ -126,8 +128,11 @@ def main() -> int:
         stale.append(name)
         if not options.check:
             path.write_text(text, encoding="utf-8")
-    print(f"lock: {'would change' if options.check else 'wrote'} {', '.join(stale)}" if stale else "lock: nothing to do")
-    return 1 if stale and options.check else 0
+    if not stale:
+        print("lock: nothing to do")
+        return 0
+    print(f"lock: {'would change' if options.check else 'wrote'} {', '.join(stale)}")
+    return 1 if options.check else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+"""Where things lie: the registry that came with the program, and the user's cache and state folders.
+
+The folders of the user follow the XDG base directory rules, with one override each. They are computed, not made:
+whether they exist and can be written is for the caller to find out and to say.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping
+from pathlib import Path
+
+from slimserve.errors import Finding, RegistryError, UsageError
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def profiles_folder(package: Path = PACKAGE) -> Path:
+    """The registry that came with the program: `profiles/` inside the package (a wheel) or beside it (a checkout).
+
+    Args:
+        package: the folder of the slimserve package.
+
+    Raises:
+        RegistryError: neither is there.
+    """
+    inside, beside = package / "profiles", package.parent / "profiles"
+    if inside.is_dir():
+        return inside
+    # Beside an installed package lie other people's: only the checkout's own counts.
+    if beside.is_dir() and (package.parent / "pyproject.toml").is_file():
+        return beside
+    raise RegistryError(
+        Finding(
+            f"no profiles folder in {package} or beside it",
+            "everything that can be run is a profile, and they come with the program",
+            "install slimserve again, or restore profiles/ in the checkout",
+        )
+    )
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """What can be fetched or computed again: weights, converted models, compiled kernels.
+
+    Args:
+        environ: SLIMSERVE_CACHE names it; else `slimserve` under XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        UsageError: there is no home folder to derive it from.
+    """
+    return _user_folder(environ, "SLIMSERVE_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """What one machine remembers between runs: logs, start records.
+
+    Args:
+        environ: SLIMSERVE_STATE names it; else `slimserve` under XDG_STATE_HOME or ~/.local/state.
+
+    Raises:
+        UsageError: there is no home folder to derive it from.
+    """
+    return _user_folder(environ, "SLIMSERVE_STATE", "XDG_STATE_HOME", ".local/state")
+
+
+def _user_folder(environ: Mapping[str, str], override: str, base: str, below_home: str) -> Path:
+    named = environ.get(override)
+    if named:
+        return Path(named).absolute()
+    shared = environ.get(base, "")
+    if os.path.isabs(shared):  # the rules ask to ignore a relative one
+        return Path(shared) / "slimserve"
+    return _home(environ, override) / below_home / "slimserve"
+
+
+def _home(environ: Mapping[str, str], override: str) -> Path:
+    home = environ.get("HOME", "")
+    if not home:
+        try:
+            home = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            home = ""
+    if not os.path.isabs(home):
+        raise UsageError(
+            Finding(
+                "this user has no home folder",
+                f"HOME is {home!r} and user {os.getuid()} has no other entry, so there is no place for files",
+                f"set {override} to a folder that can be written",
+            )
+        )
+    return Path(home)
