@@ -2,14 +2,17 @@
 
     python -m slimserve.engine.launch ENGINE_ARGUMENT...
 
-Three things stand between this process and `python -m vllm.entrypoints.openai.api_server`, which it otherwise is:
+Four things stand between this process and `python -m vllm.entrypoints.openai.api_server`, which it otherwise is:
 
 - The kernel is told to kill it when its parent dies. The engine core and the workers are started with
   multiprocessing's `spawn`, which runs this module again in each of them as `__mp_main__`; so each is tied to its own
   parent in the same way, and the whole tree falls with the supervisor.
 - A guard, a fork that sleeps until the leader is dead and then kills what is left. It is for the processes that run
-  other code: the engine's model inspection, compilers, and whatever those start.
-- torchvision is made importable beside a CPU torch.
+  other code, such as compilers, and whatever those start.
+- The kernel is asked for the use of AMX tiles. The engine's CPU attention uses them wherever the processor has them,
+  and leaves the asking to whichever library came first; when none did, the first token ends in SIGILL.
+- torchvision is made importable beside a CPU torch, here and in the process in which the engine inspects a model's
+  class (`inspection`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,11 @@ import sys
 PARENT = "SLIMSERVE_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_SYS_ARCH_PRCTL = 158  # on x86-64
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_XFEATURE_XTILEDATA = 18
 _GUARD_SECONDS = 30.0
+_REGISTRY = "vllm.model_executor.models.registry"
 
 
 def _prctl(option: int, value: int | bytes) -> None:
@@ -96,14 +103,32 @@ def main() -> None:
     serve()
 
 
-if __name__ in ("__main__", "__mp_main__"):
-    if __name__ == "__main__":
-        arm()
-    else:
-        tie_to_parent()
-    from slimserve.engine import torchvision_cpu
+def permit_amx() -> bool:
+    """Ask the kernel for the use of AMX tiles by this process and its forks; False where there are none to be had."""
+    if os.uname().machine != "x86_64":
+        return False
+    asked = ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+    return bool(asked == 0)
 
+
+def prepare() -> None:
+    """Ready an engine process: AMX, and import hooks, which cost nothing until what they are for is imported."""
+    from slimserve.engine import import_hook, torchvision_cpu
+
+    permit_amx()
     torchvision_cpu.install()
+    import_hook.install(_REGISTRY, after=_inspect_through_us)
+
+
+def _inspect_through_us() -> None:
+    # The registry looks at a model's class in a process of its own, which needs torchvision and a parent as we do.
+    sys.modules[_REGISTRY]._SUBPROCESS_COMMAND = [sys.executable, "-m", "slimserve.engine.inspection"]  # type: ignore[attr-defined]
+
 
 if __name__ == "__main__":
+    arm()
+    prepare()
     main()
+elif __name__ == "__mp_main__":
+    tie_to_parent()
+    prepare()

@@ -7,7 +7,8 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slimserve.engine import procfs
@@ -95,18 +96,25 @@ class EngineProcess:
             self._handle = None
         return left
 
-    def stop(self, grace_seconds: float) -> list[procfs.Process]:
+    def stop(self, grace_seconds: float, hurried: Callable[[], bool] = lambda: False) -> list[procfs.Process]:
         """End the engine: SIGTERM to the leader, `grace_seconds` to follow it, SIGKILL to all that is left.
 
         May be called again, and when the leader is dead already.
 
+        Args:
+            grace_seconds: what the leader gets to stop its workers in order.
+            hurried: asked every 50 ms; the grace ends when it says so.
+
         Returns:
             The processes that survived even SIGKILL; empty when all is well.
         """
+        deadline = time.monotonic() + grace_seconds
         try:
-            if self.status() is None:
+            if self.status() is None and not hurried():
                 self.terminate()
-                self.wait(grace_seconds)
-        finally:  # an interruption of the wait is an order to hurry, not to leave the engine behind
-            left = self.kill()
-        return left
+                while not hurried() and (left := deadline - time.monotonic()) > 0:
+                    if self.wait(min(left, 0.05)) is not None:
+                        break
+        finally:  # an interruption of the grace is an order to hurry, not to leave the engine behind
+            survivors = self.kill()
+        return survivors

@@ -1,0 +1,73 @@
+"""Why an engine ended, in words: its exit status, the kernel's out-of-memory counters, the last lines of its log."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+TAIL_LINES = 30
+_TAIL_BYTES = 64 * 1024
+
+
+def status_in_words(status: int) -> str:
+    """An exit status as `subprocess` gives it: `exit status 3`, or `signal 9 (SIGKILL)` for -9."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"
+
+
+def oom_counters(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
+    """How many processes the kernel has killed for want of memory, by where it counts them.
+
+    Args:
+        proc, cgroups: roots of the two file systems.
+
+    Returns:
+        A counter by name, for the whole machine and for our control group (versions 1 and 2); those that cannot be
+        read are left out.
+    """
+    places = {"this machine": proc / "vmstat"}
+    for line in _lines(proc / "self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            places["our control group"] = cgroups / path.lstrip("/") / "memory.events"
+        elif "memory" in controllers.split(","):
+            places["our memory control group"] = cgroups / "memory" / path.lstrip("/") / "memory.oom_control"
+    return {
+        name: int(line.split()[1])
+        for name, place in places.items()
+        for line in _lines(place)
+        if line.startswith("oom_kill ")
+    }
+
+
+def memory_verdict(status: int, before: dict[str, int], after: dict[str, int]) -> str:
+    """What the counters say about an end with `status`; empty when there is nothing to say."""
+    rose = [name for name, count in after.items() if count > before.get(name, count)]
+    if rose:
+        return f"the kernel's out-of-memory killer struck meanwhile (its counter of {' and of '.join(rose)} rose)"
+    if status != -signal.SIGKILL:
+        return ""
+    if after:
+        return "somebody killed it; not the kernel's out-of-memory killer, whose counters stand still"
+    return "probably the kernel's out-of-memory killer, whose counters cannot be read here"
+
+
+def tail(log: Path, start: int = 0, lines: int = TAIL_LINES) -> list[str]:
+    """The last `lines` lines that were written to `log` from byte `start` on, without control characters."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    return ["".join(mark for mark in line if mark.isprintable() or mark == "\t") for line in text.splitlines()][-lines:]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

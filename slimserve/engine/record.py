@@ -1,0 +1,185 @@
+"""The folder of a run: the engine's log, and the start record by which a successor finds an engine that was lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slimserve.engine import procfs
+from slimserve.errors import Finding, Refused
+
+FILE_NAME = "engine.json"
+LOG_NAME = "engine.log"
+# An engine whose supervisor was killed a moment ago is being ended by its guard; it is not a leftover yet.
+LEFTOVER_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class StartRecord:
+    """One start of an engine.
+
+    Args:
+        profile_id: the profile that was started.
+        port: its TCP port.
+        pid: the leader, which is also the id of its session.
+        start_ticks: when the leader started, in clock ticks since the boot; with `pid` it names one process for good.
+        tag: value of SLIMSERVE_ENGINE_TAG in the engine's processes.
+        supervisor_pid, supervisor_start_ticks: the same for the process that started it.
+        argv: the command, without secrets.
+    """
+
+    profile_id: str
+    port: int
+    pid: int
+    start_ticks: int
+    tag: str
+    supervisor_pid: int
+    supervisor_start_ticks: int
+    argv: tuple[str, ...]
+
+    def members(self) -> list[procfs.Process]:
+        """The processes of this engine that still live."""
+        leader = procfs.read(self.pid)
+        # With another start time the number has been given to a stranger, and the session of that number is his.
+        is_other = leader is not None and leader.start_ticks != self.start_ticks
+        return [
+            process
+            for process in procfs.members(self.pid, self.tag)
+            if not is_other or procfs.carries(process.pid, self.tag)
+        ]
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the process that started it lives."""
+        supervisor = procfs.read(self.supervisor_pid)
+        return supervisor is not None and supervisor.alive and supervisor.start_ticks == self.supervisor_start_ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """An engine whose supervisor is dead.
+
+    Args:
+        record: what its supervisor wrote; `path` is where.
+        processes: those of its processes that live.
+    """
+
+    record: StartRecord
+    path: Path
+    processes: tuple[procfs.Process, ...]
+
+    def finding(self) -> Finding:
+        """The leftover as an error, with the command that ends it."""
+        names = ", ".join(f"{process.pid} ({process.name})" for process in self.processes)
+        numbers = " ".join(str(process.pid) for process in self.processes)
+        return Finding(
+            f"an engine whose supervisor died still runs: {self.record.profile_id}, port {self.record.port}, {names}",
+            "it holds the memory and the port of a server that nobody looks after",
+            f"kill -9 {numbers}",
+            str(self.path),
+        )
+
+
+def read(path: Path) -> StartRecord | None:
+    """The record at `path`; None when it is gone or not one of ours (another version's, or a torn disk's)."""
+    try:
+        fields = json.loads(path.read_text())
+        return StartRecord(**{**fields, "argv": tuple(fields["argv"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def leftovers(runs_folder: Path) -> list[Leftover]:
+    """The engines under `runs_folder` that live though their supervisor does not; a record of the dead is removed.
+
+    Args:
+        runs_folder: holds one folder for each run.
+    """
+    found = []
+    for path in sorted(runs_folder.glob(f"*/{FILE_NAME}")):
+        record = read(path)
+        if record is None or record.is_supervised:
+            continue
+        if processes := record.members():
+            found.append(Leftover(record, path, tuple(processes)))
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+class RunFolder:
+    """One run's folder, below the folder of all runs; only its owner may look in.
+
+    Args:
+        path: the folder; made when it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log_path = path / LOG_NAME
+        self._record_path = path / FILE_NAME
+
+    def prepare(self) -> None:
+        """Make the folder with mode 0700 and the log with 0600.
+
+        Raises:
+            Refused: it cannot be written.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            os.close(os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600))
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def write(self, record: StartRecord) -> None:
+        """Write the start record, whole or not at all, with mode 0600.
+
+        Raises:
+            Refused: it cannot be written.
+        """
+        temporary = self._record_path.with_suffix(".part")
+        try:
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(handle, "w") as file:
+                json.dump(asdict(record), file, indent=1)
+            temporary.replace(self._record_path)
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def remove_record(self) -> None:
+        """Forget the start; the log stays."""
+        self._record_path.unlink(missing_ok=True)
+
+    def refuse_leftovers(self) -> None:
+        """Refuse while an engine of a dead supervisor lives beside this run, once its guard has had time to end it.
+
+        Raises:
+            Refused: with one finding for each such engine.
+        """
+        deadline = time.monotonic() + LEFTOVER_SECONDS
+        while (found := leftovers(self.path.parent)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if found:
+            raise Refused(*(one.finding() for one in found))
+
+    def _refusal(self, error: OSError) -> Refused:
+        return Refused(
+            Finding(
+                f"cannot write in the run folder {self.path}: {error.strerror}",
+                "the engine's log and the record of its start are kept there",
+                "make it writable for this user, or free space there",
+            )
+        )
+
+
+def without_secrets(argv: Sequence[str], secrets: Sequence[str]) -> tuple[str, ...]:
+    """The command with every occurrence of a secret replaced by `***`."""
+    hidden = tuple(argv)
+    for secret in filter(None, secrets):
+        hidden = tuple(word.replace(secret, "***") for word in hidden)
+    return hidden

@@ -1,0 +1,69 @@
+"""The signals that ask for the end: counted while a supervisor runs, and held back where they would be lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def _taken() -> list[signal.Signals]:
+    """Those that are not ignored (as nohup has SIGHUP ignored) nor somebody's outside Python."""
+    return [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+
+
+class Counter:
+    """Counts the stop signals that come inside `with`; `fileno()` is readable from the first on.
+
+    Used in the main thread, where Python runs its signal handlers.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._reader, self._writer = -1, -1
+        self._before: dict[signal.Signals, signal._HANDLER] = {}
+
+    def __enter__(self) -> Counter:
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._before = {number: signal.signal(number, self._handle) for number in _taken()}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        os.write(self._writer, b".")
+
+    def fileno(self) -> int:
+        """A descriptor for `select`."""
+        return self._reader
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Hold the stop signals back inside, and deliver each at the end to the handler that it was meant for.
+
+    For the moment in which a process exists that nobody could name yet. Does nothing outside the main thread, where
+    no handler runs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda got, frame: came.append(got)) for number in _taken()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for got in came:
+            signal.raise_signal(got)
