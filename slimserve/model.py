@@ -89,6 +89,13 @@ class Checkpoint(Strict):
             raise ValueError("exactly one source is needed: huggingface or package")
         return self
 
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for a reader."""
+        if self.huggingface is not None:
+            return f"{self.huggingface.repo} at {self.huggingface.revision}"
+        return f"{self.package.package} {self.package.version}" if self.package is not None else ""
+
 
 class Geometry(Strict):
     """Shapes by the names of the checkpoint's own config.json (of its text part, when it has several)."""
@@ -141,11 +148,15 @@ class Parsers(Strict):
 # What a trait needs in the geometry: a missing shape is an error, never a default.
 NEEDED = {
     "hybrid": (
-        "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
     ),
     "moe": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
     "speculation": ("mtp_num_hidden_layers",),
-}  # fmt: skip
+}
 
 
 class Model(Strict):

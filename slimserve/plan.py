@@ -167,7 +167,9 @@ def _host(subject: Subject, machine: Machine) -> Iterator[Finding]:
         )
     if needs.cores and machine.cpu.cores < needs.cores.value:
         yield Finding(
-            f"{machine.cpu.cores} cores can be used, {needs.cores.value} are needed", needs.cores.why, "allow this program more cores"
+            f"{machine.cpu.cores} cores can be used, {needs.cores.value} are needed",
+            needs.cores.why,
+            "allow this program more cores",
         )
     missing = [flag for flag in (needs.cpu_flags.value if needs.cpu_flags else ()) if flag not in machine.cpu.flags]
     if missing and needs.cpu_flags:
@@ -206,12 +208,18 @@ def _choose(subject: Subject, wanted: Accelerators, machine: Machine) -> tuple[G
         shown = ", ".join(f"{count} x {name}" for name, count in found.items()) or "none"
         hidden = f" ({machine.hidden_gpus} more hidden by CUDA_VISIBLE_DEVICES)" if machine.hidden_gpus else ""
         legal = ", ".join(map(str, subject.model.geometry.legal_tensor_parallel()))
-        why = [f"the profile runs on {wanted.count} of them and no other number; {subject.model.title} can be split over {legal}"]
-        why += [f"GPU {gpu.index} does not count: {reason}" for gpu in machine.gpus if (reason := _mismatch(wanted, gpu))]
+        why = [f"the profile runs on exactly {wanted.count}; {subject.model.title} can be split over {legal}"]
+        why += [
+            f"GPU {gpu.index} does not count: {reason}" for gpu in machine.gpus if (reason := _mismatch(wanted, gpu))
+        ]
         if machine.gpu_problem is not None:
             why.append(machine.gpu_problem.what)
         refusals.append(
-            Finding(f"GPUs found: {shown}{hidden}; needed: {needed}", "; ".join(why), "use a profile for this machine: slimserve --list")
+            Finding(
+                f"GPUs found: {shown}{hidden}; needed: {needed}",
+                "; ".join(why),
+                "use a profile for this machine: slimserve --list",
+            )
         )
     engine = subject.profile.engine
     share = engine.gpu_memory_utilization.value if engine.gpu_memory_utilization else 0.0
@@ -220,7 +228,8 @@ def _choose(subject: Subject, wanted: Accelerators, machine: Machine) -> tuple[G
         busy = [gpu for gpu in fitting if gpu not in idle]
         refusals.append(
             Finding(
-                f"{len(idle)} of {len(fitting)} GPUs are free enough, {wanted.count} are needed: " + "; ".join(map(_load, busy)),
+                f"{len(idle)} of {len(fitting)} GPUs are free enough, {wanted.count} are needed: "
+                + "; ".join(map(_load, busy)),
                 f"the profile takes {share:.0%} of each card's memory",
                 "end the programs that hold them, or pick other cards with CUDA_VISIBLE_DEVICES",
             )
@@ -250,7 +259,10 @@ def _mismatch(wanted: Accelerators, gpu: Gpu) -> str | None:
 
 
 def _load(gpu: Gpu) -> str:
-    holders = ", ".join(f"{process.name or 'a process'} (pid {process.pid})" for process in gpu.processes) or "nobody that the driver names"
+    holders = (
+        ", ".join(f"{process.name or 'a process'} (pid {process.pid})" for process in gpu.processes)
+        or "nobody that the driver names"
+    )
     return f"GPU {gpu.index} has {gib(gpu.free_bytes)} of {gib(gpu.memory_bytes)} free, held by {holders}"
 
 
@@ -261,7 +273,9 @@ def _driver(platform: Platform, machine: Machine) -> Iterator[Finding]:
     if machine.driver is None:
         yield Finding("the driver's version could not be read", needed.why, "check that nvidia-smi works")
     elif _version(machine.driver) < _version(needed.value):
-        yield Finding(f"the driver is {machine.driver}, {needed.value} or newer is needed", needed.why, "update the driver")
+        yield Finding(
+            f"the driver is {machine.driver}, {needed.value} or newer is needed", needed.why, "update the driver"
+        )
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -281,7 +295,9 @@ def _links(platform: Platform, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     need, unlinked = platform.needs.peer_access, _unlinked(gpus)
     if need is not None and need.value == "required" and unlinked:
         yield Finding(
-            f"GPUs do not reach each other's memory: {', '.join(unlinked)}", need.why, "check nvidia-smi topo -p2p r, IOMMU and ACS settings"
+            f"GPUs do not reach each other's memory: {', '.join(unlinked)}",
+            need.why,
+            "check nvidia-smi topo -p2p r, IOMMU and ACS settings",
         )
 
 
@@ -289,9 +305,10 @@ def _capacity(subject: Subject, gpus: tuple[Gpu, ...], share: float) -> Iterator
     checkpoint = subject.model.checkpoints[subject.profile.quant]
     each = (checkpoint.bytes - checkpoint.host_bytes) // len(gpus)
     for gpu in gpus:
-        if each > share * gpu.memory_bytes:
+        given = int(share * gpu.memory_bytes)
+        if each > given:
             yield Finding(
-                f"the weights take {gib(each)} on each of {len(gpus)} GPUs, GPU {gpu.index} gives {gib(int(share * gpu.memory_bytes))}",
+                f"the weights take {gib(each)} on each of {len(gpus)} GPUs, GPU {gpu.index} gives {gib(given)}",
                 "there would be no room for the KV cache, or for the weights themselves",
                 "use a profile with more GPUs or a smaller checkpoint",
             )

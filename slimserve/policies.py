@@ -66,7 +66,9 @@ def _prefix_caching(subject: Subject) -> Iterator[Problem]:
     why = "without it every turn of a conversation pays for its whole history again"
     if not engine.enable_prefix_caching.value:
         yield Problem(_engine("enable_prefix_caching"), "engine.enable_prefix_caching is false", why, "set it to true")
-    if "hybrid" in subject.model.traits and (engine.mamba_cache_mode is None or engine.mamba_cache_mode.value != "align"):
+    if "hybrid" in subject.model.traits and (
+        engine.mamba_cache_mode is None or engine.mamba_cache_mode.value != "align"
+    ):
         yield Problem(
             _engine("mamba_cache_mode"),
             "engine.mamba_cache_mode is not align",
@@ -163,7 +165,9 @@ def _shards_tile(subject: Subject) -> Iterator[Problem]:
         reason = _tensor_tiles(tensor, quantisation.block, tp, ep, experts)
         if reason:
             legal = [n for n in subject.model.geometry.legal_tensor_parallel() if experts and experts % n == 0]
-            remedy = f"set enable_expert_parallel: true with one of {legal} ranks" if tensor.experts else "use fewer ranks"
+            remedy = (
+                f"set enable_expert_parallel: true with one of {legal} ranks" if tensor.experts else "use fewer ranks"
+            )
             yield Problem(
                 _engine("tensor_parallel_size"),
                 f"{tensor.name} {list(tensor.shape)}: {reason}",
@@ -176,7 +180,9 @@ def _tool_calling(subject: Subject) -> Iterator[Problem]:
     engine, traits = subject.profile.engine, subject.model.traits
     reasoning = engine.reasoning_parser.value if engine.reasoning_parser else None
     tools = engine.tool_call_parser.value if engine.tool_call_parser else None
-    if "tools" in traits and (tools is None or engine.enable_auto_tool_choice is None or not engine.enable_auto_tool_choice.value):
+    if "tools" in traits and (
+        tools is None or engine.enable_auto_tool_choice is None or not engine.enable_auto_tool_choice.value
+    ):
         yield Problem(
             ("engine",),
             "automatic tool calling is not on",
@@ -185,14 +191,18 @@ def _tool_calling(subject: Subject) -> Iterator[Problem]:
         )
     if "thinking" in traits and reasoning is None:
         yield Problem(
-            ("engine",), "engine.reasoning_parser is missing", "thinking would land in the answer", "state the model's reasoning parser"
+            ("engine",),
+            "engine.reasoning_parser is missing",
+            "thinking would land in the answer",
+            "state the model's reasoning parser",
         )
     if tools is not None and reasoning is not None and tools not in PARSER_PAIRS.get(reasoning, frozenset()):
         yield Problem(
             _engine("tool_call_parser"),
             f"engine.tool_call_parser = {tools} with reasoning_parser = {reasoning}",
             "the two read one output format together and only tested pairs do it right",
-            f"pairs: {'; '.join(f'{r} with {" or ".join(sorted(t))}' for r, t in PARSER_PAIRS.items())}",
+            "pairs: "
+            + "; ".join(f"{parser} with {' or '.join(sorted(pair))}" for parser, pair in PARSER_PAIRS.items()),
         )
 
 
@@ -236,25 +246,61 @@ def _marlin(subject: Subject) -> Iterator[Problem]:
 
 
 POLICIES: tuple[Policy, ...] = (
-    Policy("prefix-caching", "Prefix caching is stated and on.", "Agents resend their history each turn.", _prefix_caching),
-    Policy("exact-kv", "The main KV cache is bf16 for Flash-Next, and sourced wherever it is quantised.",
-           "A compressed cache was seen to change answers without garbling them.", _exact_kv),
-    Policy("graphs-cover-decode", "The graph mode is stated and its sizes contain (k+1) x max_num_seqs.",
-           "Batches beyond the captured sizes run eager at half speed, in silence.", _graphs),
-    Policy("shards-tile", "A quantised shard tiles its scale grid, or experts stay whole.",
-           "A shard cut through a scale block gives wrong answers rather than an error.", _shards_tile),
-    Policy("tool-calling", "Tool calling is automatic; tool and reasoning parsers are a tested pair.",
-           "A wrong pair turns calls into prose and answers into null.", _tool_calling),
+    Policy(
+        "prefix-caching",
+        "Prefix caching is stated and on.",
+        "Agents resend their whole history with each turn.",
+        _prefix_caching,
+    ),
+    Policy(
+        "exact-kv",
+        "The main KV cache is bf16 for Flash-Next, and sourced wherever it is quantised.",
+        "A compressed cache was seen to change answers without garbling them.",
+        _exact_kv,
+    ),
+    Policy(
+        "graphs-cover-decode",
+        "The graph mode is stated and its sizes contain (k+1) x max_num_seqs.",
+        "Batches beyond the captured sizes run eager, in silence, at half the speed.",
+        _graphs,
+    ),
+    Policy(
+        "shards-tile",
+        "A quantised shard tiles its scale grid, or experts stay whole.",
+        "A shard cut through a scale block gives wrong answers rather than an error.",
+        _shards_tile,
+    ),
+    Policy(
+        "tool-calling",
+        "Tool calling is automatic; tool and reasoning parsers are a tested pair.",
+        "A wrong pair turns calls into prose and answers into null.",
+        _tool_calling,
+    ),
     Policy("thinking-on", "Thinking models are served thinking.", "Effort is a dial; off is another model.", _thinking),
-    Policy("never-greedy", "Nothing is sampled greedily.", "Greedy decoding loops.", _never_greedy),
-    Policy("marlin-below-sm89", "FP8 experts run on Marlin below capability 8.9.", "There is no FP8 hardware there.", _marlin),
-    Policy("loopback", "The endpoint listens on loopback; no origin is allowed by CORS unless listed.",
-           "A model server without a door in front of it is open to the network."),
-    Policy("one-api-server", "One API server process.", "Counts and caps are exact in one process and approximate in several."),
-    Policy("pinned-revision", "Weights come from a 40-hex revision or an exact version, without remote code.",
-           "A branch moves, and with it the weights behind a name."),
+    Policy("never-greedy", "Nothing is sampled greedily by default.", "Greedy decoding loops.", _never_greedy),
+    Policy(
+        "marlin-below-sm89",
+        "FP8 experts run on Marlin below capability 8.9.",
+        "There is no FP8 hardware there, and the paths that want it crash.",
+        _marlin,
+    ),
+    Policy(
+        "loopback",
+        "The endpoint listens on loopback, and CORS admits no origin.",
+        "Several of the engine's routes answer without a key.",
+    ),
+    Policy(
+        "one-api-server",
+        "There is one API server process.",
+        "Counts and caps are exact in one process and approximate in several.",
+    ),
+    Policy(
+        "pinned-revision",
+        "Weights come from a 40-hex revision or an exact version, and bring no code.",
+        "A branch moves, and with it the weights behind a name.",
+    ),
     Policy("telemetry-off", "The engine reports to nobody.", "It runs on hardware people own."),
-)  # fmt: skip
+)
 
 BY_ID = {policy.id: policy for policy in POLICIES}
 

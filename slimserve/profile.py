@@ -134,7 +134,9 @@ class Engine(Strict):
     compilation_config: Setting[Compilation] | None = None
     speculative_config: Setting[Speculation] | None = None
     engram_config: Setting[Engram] | None = None
-    moe_backend: Setting[Literal["marlin", "triton", "deep_gemm", "cutlass", "flashinfer_trtllm", "flashinfer_cutlass"]] | None = None
+    moe_backend: (
+        Setting[Literal["marlin", "triton", "deep_gemm", "cutlass", "flashinfer_trtllm", "flashinfer_cutlass"]] | None
+    ) = None
     gdn_prefill_backend: Setting[Literal["triton", "flashinfer"]] | None = None
     enable_flashinfer_autotune: Setting[bool] | None = None
     language_model_only: Setting[bool] | None = None
@@ -185,7 +187,7 @@ class Profile(Strict):
     """the embedded default, which `slimserve` offers first"""
     engine: Engine
     """what the engine is told"""
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Setting[str]] = {}
+    environment: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Setting[str]] = Field(default={})
     """environment variables of the engine's processes"""
     serve: Serve
     """deadlines of the supervisor"""

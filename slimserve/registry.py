@@ -24,8 +24,11 @@ M = TypeVar("M", bound=pydantic.BaseModel)
 
 # Words that say nothing by themselves: a reason made of these, its key and its value is no reason.
 _FILLER = frozenset(
-    "a an and are as at be because by do for from has have in is it its must no not of off on or our set sets setting should so "
-    "that the then this to true false turned use used uses using value values want we which will with enabled disabled default".split()
+    (
+        "a an and are as at be because by default disabled do enabled for from has have in is it its must no not of "
+        "off on or that our set sets setting should so the then this to true false turned use used uses using value values "
+        "want we which will with"
+    ).split()
 )
 _WORD = re.compile(r"[a-z0-9.]+")
 MIN_REASON_WORDS = 4
@@ -72,7 +75,9 @@ class Registry:
         if found:
             return found
         names = {*self.profiles, *(alias for profile in self.profiles.values() for alias in profile.aliases)}
-        raise UsageError(Finding(f"there is no profile {name!r}", "only profiles of the registry can be run", nearest(name, names)))
+        raise UsageError(
+            Finding(f"there is no profile {name!r}", "only profiles of the registry can be run", nearest(name, names))
+        )
 
     @property
     def default(self) -> Profile:
@@ -80,8 +85,12 @@ class Registry:
         return next(profile for profile in self.profiles.values() if profile.default)
 
 
-def load_registry(folder: Path) -> Registry:
+def load_registry(folder: Path, reserved: frozenset[str] = frozenset()) -> Registry:
     """Read every file under `folder`.
+
+    Args:
+        folder: the registry's folder.
+        reserved: environment variables that no profile may set.
 
     Raises:
         RegistryError: with the problems of all files.
@@ -98,7 +107,7 @@ def load_registry(folder: Path) -> Registry:
     if not problems:
         # Cross references mean little while files are missing from the picture.
         for document, profile in profiles.values():
-            checks = _check(profile, models, platforms, sources, folder)
+            checks = (*_check_environment(profile, reserved), *_check(profile, models, platforms, sources, folder))
             problems += [Finding(p.what, p.why, p.do, document.where(p.loc)) for p in checks]
         problems += _check_names(profiles, platforms)
     raise_if_any(RegistryError, problems)
@@ -115,7 +124,11 @@ def _read_all(kind: type[M], folder: Path, problems: list[Finding], skip: str = 
     found: dict[str, tuple[Document, M]] = {}
     paths = sorted(path for path in folder.glob("*.y*ml") if path.name != skip)
     if not paths:
-        problems.append(Finding("holds no YAML files", "the registry is incomplete", "restore it, or reinstall slimserve", str(folder)))
+        problems.append(
+            Finding(
+                "holds no YAML files", "the registry is incomplete", "restore it, or reinstall slimserve", str(folder)
+            )
+        )
     for path in paths:
         try:
             document = read_document(path)
@@ -126,7 +139,12 @@ def _read_all(kind: type[M], folder: Path, problems: list[Finding], skip: str = 
         key: str = item.id  # type: ignore[attr-defined]  # every kind of file has one
         if key != path.stem:
             problems.append(
-                Finding(f"id = {key}", f"the file is called {path.stem}; the name of a file is its id", "rename one", document.where(("id",)))
+                Finding(
+                    f"id = {key}",
+                    f"the file is called {path.stem}; the name of a file is its id",
+                    "rename one",
+                    document.where(("id",)),
+                )
             )
         found[key] = (document, item)
     return found
@@ -142,7 +160,9 @@ def _check(
     for key, known in (("model", models), ("platform", platforms)):
         name = getattr(profile, key)
         if name not in known:
-            yield Problem((key,), f"{key} = {name} does not exist", f"profiles/{key}s has no such file", nearest(name, known))
+            yield Problem(
+                (key,), f"{key} = {name} does not exist", f"profiles/{key}s has no such file", nearest(name, known)
+            )
     yield from _check_reasons(profile)
     yield from _check_evidence(profile, sources, folder)
     if profile.model not in models or profile.platform not in platforms:
@@ -150,7 +170,10 @@ def _check(
     model, platform = models[profile.model][1], platforms[profile.platform][1]
     if profile.quant not in model.checkpoints:
         yield Problem(
-            ("quant",), f"quant = {profile.quant} does not exist", f"{model.id} has no such checkpoint", nearest(profile.quant, model.checkpoints)
+            ("quant",),
+            f"quant = {profile.quant} does not exist",
+            f"{model.id} has no such checkpoint",
+            nearest(profile.quant, model.checkpoints),
         )
         return
     subject = Subject(profile, model, platform)
@@ -163,13 +186,26 @@ def _check_reasons(profile: Profile) -> Iterator[Problem]:
     for key, setting in profile.settings():
         loc = (*key.split("."), "why")
         text = " ".join(setting.why.lower().split())
-        told = set(_WORD.findall(key.replace("_", " ").lower())) | set(_WORD.findall(str(plain(setting.value)).replace("_", " ").lower()))
-        if len({word.strip(".") for word in _WORD.findall(text.replace("_", " "))} - told - _FILLER - {""}) < MIN_REASON_WORDS:
+        told = set(_WORD.findall(key.replace("_", " ").lower())) | set(
+            _WORD.findall(str(plain(setting.value)).replace("_", " ").lower())
+        )
+        if (
+            len({word.strip(".") for word in _WORD.findall(text.replace("_", " "))} - told - _FILLER - {""})
+            < MIN_REASON_WORDS
+        ):
             yield Problem(
-                loc, f"{key}.why says nothing beyond key and value", "a reason is what the next person needs to change the value", "say why"
+                loc,
+                f"{key}.why says nothing beyond key and value",
+                "a reason is what the next person needs to change the value",
+                "say why",
             )
         if text in seen:
-            yield Problem(loc, f"{key}.why is word for word that of {seen[text]}", "one reason cannot explain two settings", "give each its own")
+            yield Problem(
+                loc,
+                f"{key}.why is word for word that of {seen[text]}",
+                "one reason cannot explain two settings",
+                "give each its own",
+            )
         seen.setdefault(text, key)
 
 
@@ -178,16 +214,46 @@ def _check_evidence(profile: Profile, sources: dict[str, Source], folder: Path) 
         evidence, loc = setting.evidence, (*key.split("."), "evidence")
         if evidence.published is not None and evidence.published not in sources:
             yield Problem(
-                (*loc, "published"), f"{key} cites {evidence.published}", "sources.yaml does not list it", nearest(evidence.published, sources)
+                (*loc, "published"),
+                f"{key} cites {evidence.published}",
+                "sources.yaml does not list it",
+                nearest(evidence.published, sources),
             )
         if evidence.policy is not None and evidence.policy not in BY_ID:
-            yield Problem((*loc, "policy"), f"{key} cites the policy {evidence.policy}", "there is no such policy", nearest(evidence.policy, BY_ID))
+            yield Problem(
+                (*loc, "policy"),
+                f"{key} cites the policy {evidence.policy}",
+                "there is no such policy",
+                nearest(evidence.policy, BY_ID),
+            )
         if evidence.receipt is not None and not (folder / "receipts" / evidence.receipt).is_file():
             yield Problem(
-                (*loc, "receipt"), f"{key} cites the receipt {evidence.receipt}", "profiles/receipts has no such file", "commit the receipt"
+                (*loc, "receipt"),
+                f"{key} cites the receipt {evidence.receipt}",
+                "profiles/receipts has no such file",
+                "commit the receipt",
             )
     if profile.status == "measured" and not any(setting.evidence.receipt for _, setting in profile.settings()):
-        yield Problem(("status",), "status = measured, but no setting cites a receipt", "measured is earned by receipts", "use unmeasured")
+        yield Problem(
+            ("status",),
+            "status = measured, but no setting cites a receipt",
+            "measured is earned by receipts",
+            "use unmeasured",
+        )
+
+
+def _check_environment(profile: Profile, reserved: frozenset[str]) -> Iterator[Problem]:
+    for name in profile.environment:
+        loc = ("environment", name)
+        if any(word in name for word in ("KEY", "TOKEN", "SECRET", "PASSWORD")):
+            yield Problem(
+                loc,
+                f"environment.{name}",
+                "a secret does not belong in a profile",
+                "give it at the start, by environment",
+            )
+        elif name in reserved:
+            yield Problem(loc, f"environment.{name}", "it is fixed for every profile by slimserve itself", "remove it")
 
 
 def _check_consistency(subject: Subject) -> Iterator[Problem]:
@@ -202,7 +268,10 @@ def _check_consistency(subject: Subject) -> Iterator[Problem]:
         )
     elif platform.kind == "cpu" and sizes[0] == "gpu_memory_utilization":
         yield Problem(
-            ("engine", sizes[0]), f"engine.{sizes[0]} on a CPU platform", "there is no GPU memory to use", "state kv_cache_memory_bytes"
+            ("engine", sizes[0]),
+            f"engine.{sizes[0]} on a CPU platform",
+            "there is no GPU memory to use",
+            "state kv_cache_memory_bytes",
         )
     if engine.max_model_len.value > model.geometry.max_position_embeddings:
         yield Problem(
@@ -218,7 +287,8 @@ def _check_consistency(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             ("engine", "tensor_parallel_size", "value"),
             f"engine.tensor_parallel_size = {tp} does not split the heads of {model.id}",
-            f"{model.geometry.num_attention_heads} query and {model.geometry.num_key_value_heads} KV heads must divide evenly or be replicated evenly",
+            f"{model.geometry.num_attention_heads} query heads must divide evenly, "
+            f"{model.geometry.num_key_value_heads} KV heads divide or be replicated evenly",
             f"legal counts: {', '.join(map(str, legal))}",
         )
     available = platform.gpus.count if platform.gpus else 1
@@ -229,29 +299,37 @@ def _check_consistency(subject: Subject) -> Iterator[Problem]:
             "each rank owns one device",
             f"make tensor_parallel_size x data_parallel_size = {available}",
         )
-    if not engine.enable_chunked_prefill.value and engine.max_num_batched_tokens.value < engine.max_model_len.value:
+    budget = engine.max_num_batched_tokens.value
+    if not engine.enable_chunked_prefill.value and budget < engine.max_model_len.value:
         yield Problem(
             ("engine", "max_num_batched_tokens", "value"),
-            f"engine.max_num_batched_tokens = {engine.max_num_batched_tokens.value} < max_model_len = {engine.max_model_len.value}",
+            f"engine.max_num_batched_tokens = {budget} < max_model_len = {engine.max_model_len.value}",
             "without chunked prefill a prompt must fit into one step",
             "turn chunked prefill on, or raise it",
         )
-    if engine.max_num_batched_tokens.value < engine.max_num_seqs.value:
+    if budget < engine.max_num_seqs.value:
         yield Problem(
             ("engine", "max_num_batched_tokens", "value"),
-            f"engine.max_num_batched_tokens = {engine.max_num_batched_tokens.value} < max_num_seqs = {engine.max_num_seqs.value}",
+            f"engine.max_num_batched_tokens = {budget} < max_num_seqs = {engine.max_num_seqs.value}",
             "a decode step takes a token of each sequence",
             "raise it",
         )
 
 
-def _check_names(profiles: dict[str, tuple[Document, Profile]], platforms: dict[str, tuple[Document, Platform]]) -> Iterator[Finding]:
+def _check_names(
+    profiles: dict[str, tuple[Document, Profile]], platforms: dict[str, tuple[Document, Platform]]
+) -> Iterator[Finding]:
     bearers: dict[str, list[tuple[Document, Profile]]] = defaultdict(list)
     for document, profile in profiles.values():
         for index, alias in enumerate(profile.aliases):
             where = document.where(("aliases", index))
             if alias in profiles:
-                yield Finding(f"the alias {alias} is dead", "a profile has that id, and ids come first", "choose another alias", where)
+                yield Finding(
+                    f"the alias {alias} is dead",
+                    "a profile has that id, and ids come first",
+                    "choose another alias",
+                    where,
+                )
             for other_document, other in bearers[alias]:
                 if _same_machines(platforms, profile, other):
                     yield Finding(
@@ -263,9 +341,16 @@ def _check_names(profiles: dict[str, tuple[Document, Profile]], platforms: dict[
             bearers[alias].append((document, profile))
     defaults = [document for document, profile in profiles.values() if profile.default]
     for document in defaults[1:] if defaults else []:
-        yield Finding("is a second default", f"{defaults[0].path} is one already", "keep one", document.where(("default",)))
+        yield Finding(
+            "is a second default", f"{defaults[0].path} is one already", "keep one", document.where(("default",))
+        )
     if not defaults:
-        yield Finding("no profile is the default", "`slimserve` offers one first", "add `default: true` to one", str(next(iter(profiles.values()))[0].path))
+        yield Finding(
+            "no profile is the default",
+            "`slimserve` offers one first",
+            "add `default: true` to one",
+            str(next(iter(profiles.values()))[0].path),
+        )
 
 
 def _same_machines(platforms: dict[str, tuple[Document, Platform]], one: Profile, other: Profile) -> bool:

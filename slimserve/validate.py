@@ -41,13 +41,20 @@ def validate(model: type[M], document: Document) -> M:
     if not isinstance(document.data, dict):
         found = "nothing" if document.data is None else f"a {_kind(document.data)}"
         raise RegistryError(
-            Finding(f"holds {found}", "a mapping of keys is expected", f"give the keys {_names(model.model_fields)}", document.where())
+            Finding(
+                f"holds {found}",
+                "a mapping of keys is expected",
+                f"give the keys {_names(model.model_fields)}",
+                document.where(),
+            )
         )
     try:
         # Through JSON, where strict mode takes a list for a tuple and a string for an enumeration, and nothing else.
         return model.model_validate_json(json.dumps(document.data), strict=True)
     except pydantic.ValidationError as error:
-        raise RegistryError(*(_finding(model, document, dict(item)) for item in error.errors(include_url=False))) from None
+        raise RegistryError(
+            *(_finding(model, document, dict(item)) for item in error.errors(include_url=False))
+        ) from None
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
@@ -75,15 +82,25 @@ def _finding(model: type[pydantic.BaseModel], document: Document, item: dict[str
         return Finding(f"unknown key {path}", "nothing would read it, so it would be lost in silence", valid, where)
     if kind == "missing":
         expected = _expected(_annotation_at(model, loc))
-        return Finding(f"{path} is missing", f"{_description(model, loc) or 'nothing is assumed for it'}", f"add it: {expected}", where)
+        return Finding(
+            f"{path} is missing",
+            f"{_description(model, loc) or 'nothing is assumed for it'}",
+            f"add it: {expected}",
+            where,
+        )
     if kind == "value_error":
-        return Finding(f"{path or 'the file'}: {context['error']}", "the file contradicts itself", "mend the values", where)
+        return Finding(
+            f"{path or 'the file'}: {context['error']}", "the file contradicts itself", "mend the values", where
+        )
     shown = json.dumps(item.get("input"), default=str)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     expected = _expected(_annotation_at(model, loc))
     if kind == "literal_error":
         return Finding(
-            f"{path} = {shown} is not one of the known values", "only these are understood", f"use {context['expected']}", where
+            f"{path} = {shown} is not one of the known values",
+            "only these are understood",
+            f"use {context['expected']}",
+            where,
         )
     reason = item["msg"][0].lower() + item["msg"][1:]
     return Finding(f"{path} = {shown} is not valid", reason, f"give {expected}", where)
@@ -144,8 +161,8 @@ def attribute_docs(model: type[pydantic.BaseModel]) -> dict[str, str]:
     docs: dict[str, str] = {}
     for field, text in itertools.pairwise(body.body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
-                docs[field.target.id] = " ".join(text.value.value.split())
+            # The only bare expressions in these classes are the fields' docstrings.
+            docs[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
     return docs
 
 
@@ -163,7 +180,11 @@ def _expected(annotation: Any) -> str:
         return "a mapping"
     if origin in (list, tuple) or annotation in (list, tuple):
         return "a list"
-    return _WORDS.get(annotation, "a value of the right kind") if isinstance(annotation, type) else "a value of the right kind"
+    return (
+        _WORDS.get(annotation, "a value of the right kind")
+        if isinstance(annotation, type)
+        else "a value of the right kind"
+    )
 
 
 def _names(fields: dict[str, Any]) -> str:
@@ -171,4 +192,6 @@ def _names(fields: dict[str, Any]) -> str:
 
 
 def _kind(value: object) -> str:
-    return {list: "list", str: "text", int: "number", float: "number", bool: "boolean"}.get(type(value), type(value).__name__)
+    return {list: "list", str: "text", int: "number", float: "number", bool: "boolean"}.get(
+        type(value), type(value).__name__
+    )

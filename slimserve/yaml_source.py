@@ -91,7 +91,9 @@ def parse_document(path: Path, text: str) -> Document:
         line = text.count("\n", 0, error.position) + 1
         builder.problems.append(
             Finding(
-                f"character U+{ord(error.character):04X} is not allowed" if isinstance(error.character, str) else "bad byte",
+                f"character U+{ord(error.character):04X} is not allowed"
+                if isinstance(error.character, str)
+                else "bad byte",
                 "YAML files hold printable text only",
                 "remove the control character",
                 f"{path}:{line}",
@@ -106,7 +108,9 @@ def _read_text(path: Path) -> str:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise RegistryError(Finding("is not a regular file", "only plain files are read", "name a YAML file", str(path)))
+            raise RegistryError(
+                Finding("is not a regular file", "only plain files are read", "name a YAML file", str(path))
+            )
         if status.st_size > MAX_BYTES:
             raise RegistryError(
                 Finding(
@@ -119,14 +123,19 @@ def _read_text(path: Path) -> str:
         raw = path.read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise RegistryError(Finding("cannot be read", reason, "check the path and its permissions", str(path))) from None
+        raise RegistryError(
+            Finding("cannot be read", reason, "check the path and its permissions", str(path))
+        ) from None
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise RegistryError(
             Finding(
-                f"byte 0x{raw[error.start]:02x} is not UTF-8", "registry files are UTF-8 text", "save the file as UTF-8", f"{path}:{line}"
+                f"byte 0x{raw[error.start]:02x} is not UTF-8",
+                "registry files are UTF-8 text",
+                "save the file as UTF-8",
+                f"{path}:{line}",
             )
         ) from None
 
@@ -135,8 +144,15 @@ def _syntax(path: Path, line: int, text: str, problem: str) -> Finding:
     lines = text.splitlines()
     shown = lines[line - 1] if line <= len(lines) else ""
     if "\t" in shown[: len(shown) - len(shown.lstrip())] or "'\\t'" in problem:
-        return Finding("a tab is used for indentation", "YAML allows spaces only", "replace the tab by spaces", f"{path}:{line}")
-    return Finding(f"is not valid YAML: {problem}", "nothing of this file can be trusted", "mend the syntax at this line", f"{path}:{line}")
+        return Finding(
+            "a tab is used for indentation", "YAML allows spaces only", "replace the tab by spaces", f"{path}:{line}"
+        )
+    return Finding(
+        f"is not valid YAML: {problem}",
+        "nothing of this file can be trusted",
+        "mend the syntax at this line",
+        f"{path}:{line}",
+    )
 
 
 class _Builder:
@@ -157,10 +173,14 @@ class _Builder:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self._problem(line, "holds a second document", "one file is one thing", "remove the `---` and what follows")
+                    self._problem(
+                        line, "holds a second document", "one file is one thing", "remove the `---` and what follows"
+                    )
                     return
             elif isinstance(event, yaml.AliasEvent):
-                self._problem(line, f"uses the alias *{event.anchor}", "aliases hide what a file says", "write the value out")
+                self._problem(
+                    line, f"uses the alias *{event.anchor}", "aliases hide what a file says", "write the value out"
+                )
                 self._place(stack, None, line)
             elif isinstance(event, yaml.ScalarEvent):
                 self._decorations(event, line)
@@ -171,10 +191,14 @@ class _Builder:
             elif isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
                 self._decorations(event, line)
                 if len(stack) >= MAX_DEPTH:
-                    self._problem(line, f"is nested more than {MAX_DEPTH} deep", "no registry file needs that", "flatten it")
+                    self._problem(
+                        line, f"is nested more than {MAX_DEPTH} deep", "no registry file needs that", "flatten it"
+                    )
                     return
                 if stack and isinstance(stack[-1][0], dict) and stack[-1][2] is None:
-                    self._problem(line, "uses a list or mapping as a key", "keys are names", "use a plain name as the key")
+                    self._problem(
+                        line, "uses a list or mapping as a key", "keys are names", "use a plain name as the key"
+                    )
                     return
                 container: list[Plain] | dict[str, Plain] = {} if isinstance(event, yaml.MappingStartEvent) else []
                 stack.append((container, self._place(stack, container, line), None))
@@ -186,12 +210,19 @@ class _Builder:
         if key in container:
             path = ".".join(map(str, (*loc, key)))
             first = self.lines[(*loc, key)]
-            self._problem(line, f"{path} is given twice", f"line {first} gives it first; one of the two would be lost", "keep one of them")
+            self._problem(
+                line,
+                f"{path} is given twice",
+                f"line {first} gives it first; one of the two would be lost",
+                "keep one of them",
+            )
         else:
             self.lines[(*loc, key)] = line
         stack[-1] = (container, loc, key)
 
-    def _place(self, stack: list[tuple[list[Plain] | dict[str, Plain], Loc, str | None]], value: Plain, line: int) -> Loc:
+    def _place(
+        self, stack: list[tuple[list[Plain] | dict[str, Plain], Loc, str | None]], value: Plain, line: int
+    ) -> Loc:
         """Put `value` where the stream stands and return its location."""
         if not stack:
             self.data = value
@@ -210,7 +241,12 @@ class _Builder:
 
     def _decorations(self, event: yaml.NodeEvent, line: int) -> None:
         if event.anchor is not None:
-            self._problem(line, f"uses the anchor &{event.anchor}", "aliases hide what a file says", "write the value out where it is used")
+            self._problem(
+                line,
+                f"uses the anchor &{event.anchor}",
+                "aliases hide what a file says",
+                "write the value out where it is used",
+            )
         tag = getattr(event, "tag", None)
         if tag is not None and tag != "!":
             self._problem(line, f"uses the tag {tag}", "types come from the schema", "remove the tag")
@@ -225,17 +261,31 @@ class _Builder:
             return _BOOL[text]
         if _INT.fullmatch(text):
             if len(text) > MAX_DIGITS:
-                self._problem(line, f"holds a number of {len(text)} digits", "no quantity here needs that many", "check the number")
+                self._problem(
+                    line,
+                    f"holds a number of {len(text)} digits",
+                    "no quantity here needs that many",
+                    "check the number",
+                )
                 return None
             return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
         if _FLOAT.fullmatch(text):
             if len(text) > MAX_DIGITS:
-                self._problem(line, f"holds a number of {len(text)} characters", "no quantity here needs that many", "check the number")
+                self._problem(
+                    line,
+                    f"holds a number of {len(text)} characters",
+                    "no quantity here needs that many",
+                    "check the number",
+                )
                 return None
-            number = float(text.replace(".inf", "inf").replace(".Inf", "inf").replace(".INF", "inf").replace(".nan", "nan")
-                           .replace(".NaN", "nan").replace(".NAN", "nan"))  # fmt: skip
+            number = math.inf if text[-1] in "fFnN" else float(text)  # .inf and .nan end in a letter
             if not math.isfinite(number):
-                self._problem(line, f"{text} is not a finite number", "no setting can be infinite or undefined", "give a finite number")
+                self._problem(
+                    line,
+                    f"{text} is not a finite number",
+                    "no setting can be infinite or undefined",
+                    "give a finite number",
+                )
                 return None
             return number
         return text

@@ -30,15 +30,37 @@ FIXED_ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
     ("VLLM_HOST_IP", "127.0.0.1", "loopback"),
 )
 
+# Caches of the engine and its compilers: private to one engine version and one profile, so that nobody races for them.
+CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "CUDA_CACHE_PATH": "cuda",
+    "XDG_CACHE_HOME": "xdg",
+    "HF_HOME": "huggingface",
+}
+SECRETS = frozenset({"VLLM_API_KEY"})
+# No profile may set these.
+OWNED = frozenset(
+    {
+        *CACHES,
+        *SECRETS,
+        *(name for name, _, _ in FIXED_ENVIRONMENT),
+        "VLLM_WORKER_MULTIPROC_METHOD",
+        "CUDA_VISIBLE_DEVICES",
+        "PYTHONUNBUFFERED",
+    }
+)
+
 # The engine gets these of the user's variables and no others: whatever else configures it is the profile's to say.
 PASSED = frozenset(
-    "PATH HOME USER LOGNAME LANG LANGUAGE LC_ALL LC_CTYPE TZ TERM TMPDIR SHELL LD_LIBRARY_PATH CUDA_HOME VIRTUAL_ENV".split()
+    "PATH HOME USER LOGNAME LANG LANGUAGE LC_ALL LC_CTYPE TZ TERM TMPDIR SHELL LD_LIBRARY_PATH CUDA_HOME".split()
 )
 # Variables that would have configured the engine; dropping one of them is said aloud.
-_TELLING = ("VLLM_", "NCCL_", "CUDA_", "TORCH", "PYTORCH_", "TRITON_", "FLASHINFER_", "OMP_", "KMP_", "MKL_", "HF_", "TRANSFORMERS_")
+_TELLING = tuple("VLLM_ NCCL_ CUDA_ TORCH PYTORCH_ TRITON_ FLASHINFER_ OMP_ KMP_ MKL_ GLOO_ HF_ TRANSFORMERS_".split())
 _ALSO_TELLING = frozenset({"PYTHONPATH", "LD_PRELOAD"})
 _OWN_KEY = "SLIMSERVE_API_KEY"
-SECRETS = frozenset({"VLLM_API_KEY"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +101,9 @@ class Command:
     def shown_env(self) -> dict[str, str]:
         """The environment that slimserve adds, for printing: secrets are masked, passed variables left out."""
         return {
-            name: "(set, not shown)" if name in SECRETS else value for name, value in self.env.items() if name not in PASSED
+            name: "(set, not shown)" if name in SECRETS else value
+            for name, value in self.env.items()
+            if name not in PASSED
         }
 
 
@@ -98,15 +122,15 @@ def build(
     """
     profile = plan.subject.profile
     rows = tuple(_rows(plan))
-    argv = (sys.executable, "-m", ENTRY, "--model", str(plan.weights.folder))
-    argv += ("--served-model-name", profile.id, *profile.aliases)
-    argv += ("--host", host, "--port", str(port))
-    argv += tuple(part for row in rows for part in row.argv)
+    argv = [sys.executable, "-m", ENTRY, "--model", str(plan.weights.folder)]
+    argv += ["--served-model-name", profile.id, *profile.aliases]
+    argv += ["--host", host, "--port", str(port)]
+    argv += [part for row in rows for part in row.argv]
     ours = _environment(plan, cache)
     if api_key is not None:
         ours["VLLM_API_KEY"] = api_key
     passed = {name: value for name, value in user_environment.items() if name in PASSED}
-    return Command(argv, {**passed, **ours}, rows, tuple(_dropped(user_environment, ours)))
+    return Command(tuple(argv), {**passed, **ours}, rows, tuple(_dropped(user_environment, ours)))
 
 
 def flags(name: str, value: Any) -> tuple[str, ...]:
@@ -138,7 +162,7 @@ def _rows(plan: Plan) -> Iterator[Row]:
 
 
 def engine_cache(cache: Path, profile_id: str) -> Path:
-    """The engine's private cache: of one engine version and one profile, so that no other program races for it."""
+    """Where the engine and its compilers cache for one profile."""
     return cache / "engine" / f"vllm-{ENGINE_VERSION}" / profile_id
 
 
@@ -148,16 +172,10 @@ def _environment(plan: Plan, cache: Path) -> dict[str, str]:
     result = {
         # Spawned children run the launcher's first lines again, which tie their lives to ours.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "VLLM_CACHE_ROOT": str(own / "vllm"),
-        "TRITON_CACHE_DIR": str(own / "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"),
-        "FLASHINFER_WORKSPACE_BASE": str(own / "flashinfer"),
-        "CUDA_CACHE_PATH": str(own / "cuda"),
-        "XDG_CACHE_HOME": str(own / "xdg"),
-        "HF_HOME": str(own / "huggingface"),
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in plan.gpus),
         "PYTHONUNBUFFERED": "1",
     }
+    result.update({name: str(own / folder) for name, folder in CACHES.items()})
     result.update({name: value for name, value, _ in FIXED_ENVIRONMENT})
     result.update({name: setting.value for name, setting in profile.environment.items()})
     return result

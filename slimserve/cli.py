@@ -1,0 +1,198 @@
+"""Parse, call, print, exit code; nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from slimserve import __version__
+from slimserve.errors import Finding, Refused, SlimserveError, UsageError
+
+DEFAULT_PORT = 8000
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(Finding(message, "the command line is not understood", "see slimserve --help"))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    result = _Parser(
+        prog="slimserve",
+        description="Serve one of the registry's profiles, and refuse everything else with a reason.",
+        epilog="exit status: 0 done; 1 it broke while running; 2 usage, or a profile that is wrong; 3 refused",
+        allow_abbrev=False,
+    )
+    result.add_argument("profile", nargs="?", metavar="PROFILE", help="id or alias of a profile; alone: chat with it")
+    result.add_argument("--version", action="version", version=f"slimserve {__version__}")
+    actions = result.add_argument_group("what to do").add_mutually_exclusive_group()
+    actions.add_argument("--serve", action="store_true", help="run the OpenAI-compatible endpoint in the foreground")
+    actions.add_argument("--plan", action="store_true", help="print what would run, with the reason of every setting")
+    actions.add_argument("--fetch", action="store_true", help="download and verify the weights")
+    actions.add_argument("--list", action="store_true", help="every profile with its verdict on this machine")
+    actions.add_argument("--doctor", action="store_true", help="what this machine has, what is wrong, how to mend it")
+    actions.add_argument("--policies", action="store_true", help="the rules that hold for every profile")
+    chat = result.add_argument_group("chat")
+    chat.add_argument("-p", "--prompt", metavar="TEXT", help="one question: the answer alone goes to stdout")
+    chat.add_argument("--system", metavar="TEXT", help="system prompt of the conversation")
+    place = result.add_argument_group("where")
+    place.add_argument(
+        "--port", type=_port, default=DEFAULT_PORT, metavar="N", help=f"TCP port on loopback (default {DEFAULT_PORT})"
+    )
+    place.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="loopback address to listen on (default 127.0.0.1)"
+    )
+    stand_in = place.add_mutually_exclusive_group()
+    stand_in.add_argument("--on", metavar="PLATFORM", help="judge for a machine of that platform instead of this one")
+    stand_in.add_argument(
+        "--machine", type=Path, metavar="FILE", help="judge for the machine that FILE describes (see --doctor --json)"
+    )
+    result.add_argument("--json", action="store_true", help="machine-readable output, of errors too")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        The exit status.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(parser().parse_args(arguments))
+    except SlimserveError as error:
+        _print_error(error, "--json" in arguments)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 1
+    except BrokenPipeError:
+        # The reader went away; whatever is buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.policies:
+        return _policies(args)
+    _check_usage(args)
+    from slimserve.session import open_session
+
+    session = open_session(os.environ, args.machine, args.on)
+    if args.doctor:
+        from slimserve import doctor
+
+        findings = doctor.findings(session.machine)
+        return _emit(args, session.machine.model_dump(mode="json"), lambda: doctor.render(session.machine, findings))
+    if args.list or (args.profile is None and not sys.stdin.isatty()):
+        return _list(args, session)
+    from slimserve import run
+
+    if args.profile is None:
+        return run.pick_and_chat(session, args.port, args.system)
+    profile = session.resolve(args.profile)
+    if args.plan:
+        return _plan(args, session, profile)
+    if not session.here:
+        raise UsageError(
+            Finding(
+                f"{session.machine.source} cannot run anything",
+                "--on and --machine describe a machine",
+                "add --plan, or use --list",
+            )
+        )
+    if args.fetch:
+        return run.fetch(session, profile)
+    if args.serve:
+        return run.serve(session, profile, args.host, args.port)
+    return run.chat(session, profile, args.port, args.system, args.prompt)
+
+
+def _check_usage(args: argparse.Namespace) -> None:
+    if args.host not in LOOPBACK:
+        raise Refused(
+            Finding(
+                f"--host {args.host} is not loopback",
+                "several of the engine's routes answer without a key, so it must not face a network",
+                "listen on 127.0.0.1 and reach it through ssh -L or a reverse proxy that checks who asks",
+            )
+        )
+    needs_profile = [name for name in ("serve", "plan", "fetch") if getattr(args, name)]
+    if needs_profile and args.profile is None:
+        raise UsageError(Finding(f"--{needs_profile[0]} needs a profile", "it acts on one", "see slimserve --list"))
+    if args.prompt is not None and (needs_profile or args.list or args.doctor or args.profile is None):
+        raise UsageError(
+            Finding(
+                "-p asks a profile a question",
+                "it goes with a profile and no other action",
+                "slimserve PROFILE -p TEXT",
+            )
+        )
+    if args.profile is not None and (args.list or args.doctor):
+        raise UsageError(
+            Finding("--list and --doctor take no profile", "they speak of the whole machine", "leave the profile out")
+        )
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a TCP port (1 to 65535)")
+    return int(text)
+
+
+def _list(args: argparse.Namespace, session: Any) -> int:
+    from slimserve import show
+
+    verdicts = session.verdicts()
+    data = {"machine": session.machine.source, "profiles": [verdict.to_json() for verdict in verdicts]}
+    return _emit(args, data, lambda: show.list_text(verdicts, session.machine.source))
+
+
+def _plan(args: argparse.Namespace, session: Any, profile: Any) -> int:
+    from slimserve import show
+    from slimserve.engine import command
+
+    plan = session.plan(profile)
+    built = command.build(
+        plan, host=args.host, port=args.port, cache=session.cache, user_environment=session.environment
+    )
+    return _emit(args, show.plan_json(plan, built), lambda: show.plan_text(plan, built))
+
+
+def _policies(args: argparse.Namespace) -> int:
+    from slimserve.policies import POLICIES
+
+    data = [{"id": policy.id, "sentence": policy.sentence, "reason": policy.reason} for policy in POLICIES]
+    return _emit(
+        args, data, lambda: "\n".join(f"{policy.id:<20} {policy.sentence} {policy.reason}" for policy in POLICIES)
+    )
+
+
+def _emit(args: argparse.Namespace, data: Any, text: Any) -> int:
+    print(json.dumps(data, indent=2, ensure_ascii=False) if args.json else text())
+    sys.stdout.flush()
+    return 0
+
+
+def _print_error(error: SlimserveError, as_json: bool) -> None:
+    if as_json:
+        kind = {1: "failed", 2: "invalid", 3: "refused"}[error.exit_code]
+        print(
+            json.dumps(
+                {"error": kind, "findings": [finding.to_json() for finding in error.findings]},
+                indent=2,
+                ensure_ascii=False,
+            )
+        )
+        return
+    print("\n".join(f"slimserve: {finding}" for finding in error.findings), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

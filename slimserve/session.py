@@ -1,0 +1,132 @@
+"""One run of the command: the registry, the machine and the caller's environment, put together once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slimserve import paths, weights
+from slimserve.engine import command
+from slimserve.errors import Finding, Refused
+from slimserve.machine import Machine
+from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan, matches
+from slimserve.policies import Subject
+from slimserve.profile import Profile
+from slimserve.registry import Registry
+from slimserve.show import Verdict
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every command starts from.
+
+    Args:
+        registry: the checked registry.
+        machine: the machine in front of us, or its stand-in.
+        here: whether `machine` is the one that this program runs on.
+        cache: folder of weights and engine caches.
+        environment: the caller's variables.
+    """
+
+    registry: Registry
+    machine: Machine
+    here: bool
+    cache: Path
+    environment: Mapping[str, str]
+
+    def resolve(self, name: str) -> Profile:
+        """The profile that `name` means on this machine.
+
+        Raises:
+            UsageError: nothing has that name.
+            Refused: it is an alias of several profiles and none of them is for this machine.
+        """
+        candidates = self.registry.candidates(name)
+        if len(candidates) == 1:
+            return candidates[0]
+        fitting = [
+            profile for profile in candidates if matches(self.registry.platforms[profile.platform], self.machine)
+        ]
+        if not fitting:
+            named = ", ".join(
+                f"{profile.id} ({self.registry.platforms[profile.platform].title})" for profile in candidates
+            )
+            raise Refused(
+                Finding(
+                    f"{name} names {len(candidates)} profiles, none of them for {self.machine.source}",
+                    f"it stands for {named}",
+                    "see slimserve --list for what runs here, or plan one of them with --on PLATFORM",
+                )
+            )
+        # Of several that fit one machine the one that uses most of it is meant.
+        return max(fitting, key=lambda profile: self._devices(profile))
+
+    def _devices(self, profile: Profile) -> int:
+        gpus = self.registry.platforms[profile.platform].gpus
+        return gpus.count if gpus else 0
+
+    def weights(self, subject: Subject) -> WeightsOnDisk:
+        """What the cache holds for `subject`, by looking at names and sizes only."""
+        profile = subject.profile
+        checkpoint = subject.model.checkpoints[profile.quant]
+        folder = weights.folder(self.cache, subject.model.id, profile.quant, checkpoint)
+        manifest = weights.manifest(self.registry.folder, checkpoint)
+        ready = self.here and weights.state(folder, manifest).ready
+        return WeightsOnDisk(folder, ready, 0 if ready else weights.peak_bytes(folder, checkpoint))
+
+    def plan(self, profile: Profile, port: int | None = None) -> Plan:
+        """The verdict on `profile`.
+
+        Raises:
+            Refused: it does not run on this machine.
+        """
+        subject = self.registry.subject(profile)
+        return make_plan(subject, self.machine, self.weights(subject), port)
+
+    def verdicts(self) -> list[Verdict]:
+        """The verdict on every profile."""
+        result = []
+        for profile in self.registry.profiles.values():
+            try:
+                plan = self.plan(profile)
+                result.append(Verdict(profile, (), plan.weights.ready))
+            except Refused as refused:
+                result.append(Verdict(profile, refused.findings, self.weights(self.registry.subject(profile)).ready))
+        return result
+
+
+def open_session(
+    environment: Mapping[str, str], machine_file: Path | None = None, platform: str | None = None
+) -> Session:
+    """Load the registry and look at the machine.
+
+    Args:
+        environment: the caller's variables.
+        machine_file: a machine to stand in for this one.
+        platform: id of a platform to stand in for this machine.
+
+    Raises:
+        RegistryError: a file is wrong.
+        UsageError: there is no such platform.
+    """
+    from slimserve.errors import UsageError
+    from slimserve.registry import load_registry
+    from slimserve.validate import nearest
+
+    own = environment.get("SLIMSERVE_PROFILES")
+    registry = load_registry(Path(own) if own else paths.profiles_folder(), command.OWNED)
+    cache = paths.cache_folder(environment)
+    if machine_file is not None:
+        from slimserve.machine import load_machine
+
+        return Session(registry, load_machine(machine_file), False, cache, environment)
+    if platform is not None:
+        if platform not in registry.platforms:
+            raise UsageError(
+                Finding(f"there is no platform {platform!r}", "--on takes one", nearest(platform, registry.platforms))
+            )
+        return Session(registry, describe(registry.platforms[platform], 1 << 50), False, cache, environment)
+    from slimserve.probe import read_machine
+
+    return Session(registry, read_machine(cache, environment), True, cache, environment)

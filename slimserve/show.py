@@ -1,0 +1,154 @@
+"""What a person and a program see of the registry and of a plan: plain text and JSON of the same data."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slimserve.engine.command import Command
+from slimserve.errors import Finding
+from slimserve.plan import Plan, gib
+from slimserve.profile import Profile
+
+WIDTH = 110
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A profile with what the machine says to it: no refusals means that it runs."""
+
+    profile: Profile
+    refusals: tuple[Finding, ...]
+    weights_ready: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as a JSON object."""
+        return {
+            "id": self.profile.id,
+            "title": self.profile.title,
+            "aliases": list(self.profile.aliases),
+            "model": self.profile.model,
+            "quant": self.profile.quant,
+            "platform": self.profile.platform,
+            "status": self.profile.status,
+            "default": self.profile.default,
+            "runs": not self.refusals,
+            "weights_ready": self.weights_ready,
+            "refusals": [finding.to_json() for finding in self.refusals],
+        }
+
+
+def list_text(verdicts: Sequence[Verdict], source: str) -> str:
+    """Every profile with its verdict, those that run first."""
+    lines: list[str] = []
+    ordered = sorted(
+        verdicts, key=lambda verdict: (bool(verdict.refusals), not verdict.profile.default, verdict.profile.id)
+    )
+    width = max(len(verdict.profile.id) for verdict in ordered)
+    for verdict in ordered:
+        profile = verdict.profile
+        mark = "runs   " if not verdict.refusals else "refused"
+        lines.append(f"{profile.id:<{width}}  {mark}  {profile.title} [{profile.status}]")
+        if profile.aliases:
+            lines.append(f"{'':<{width}}           also: {', '.join(profile.aliases)}")
+        lines += [
+            f"{'':<{width}}           {line}"
+            for finding in verdict.refusals
+            for line in _wrapped(finding.what, WIDTH - width)
+        ]
+        if not verdict.refusals and not verdict.weights_ready:
+            lines.append(f"{'':<{width}}           weights are fetched at the first start, or with --fetch")
+    running = sum(not verdict.refusals for verdict in ordered)
+    lines.append(f"{running} of {len(ordered)} profiles run on {source}")
+    return "\n".join(lines)
+
+
+def plan_text(plan: Plan, command: Command) -> str:
+    """The launch and the reason of every setting."""
+    subject = plan.subject
+    profile, model, platform = subject.profile, subject.model, subject.platform
+    checkpoint = model.checkpoints[profile.quant]
+    devices = ", ".join(f"GPU {gpu.index} {gpu.name}" for gpu in plan.gpus) or f"{plan.machine.cpu.cores} cores"
+    lines = [
+        f"{profile.id}: {profile.title}",
+        f"  model     {model.title} ({model.architecture}), {profile.quant}, {checkpoint.origin}",
+        f"  platform  {platform.title}",
+        f"  machine   {plan.machine.source}: {devices}",
+        f"  weights   {plan.weights.folder} ({_weights(plan)})",
+        f"  status    {profile.status}",
+        "",
+        "command",
+        *_command_lines(command.argv),
+        "",
+        "environment that slimserve sets (of yours only PATH, HOME, language and the like are passed on)",
+        *(f"  {name}={shlex.quote(value)}" for name, value in sorted(command.shown_env().items())),
+        "",
+        "settings",
+    ]
+    for row in command.rows:
+        lines.append(f"  {row.key} = {row.value if isinstance(row.value, str) else json.dumps(row.value)}")
+        lines += [f"      {line}" for line in _wrapped(row.why, WIDTH - 6)]
+        lines += [
+            f"      [{line}" if index == 0 else f"       {line}"
+            for index, line in enumerate(_wrapped(f"{row.evidence}]", WIDTH - 7))
+        ]
+    if profile.not_carried:
+        lines += ["", "not carried"]
+        for item in profile.not_carried:
+            lines += [f"  {line}" for line in _wrapped(f"{item.what}: {item.why}", WIDTH - 2)]
+    for note in (*plan.notes, *command.notes):
+        lines += ["", *_wrapped(f"note: {note}", WIDTH)]
+    return "\n".join(lines)
+
+
+def plan_json(plan: Plan, command: Command) -> dict[str, Any]:
+    """The launch and the reason of every setting as a JSON object."""
+    profile = plan.subject.profile
+    return {
+        "profile": profile.id,
+        "status": profile.status,
+        "runs": True,
+        "model": plan.subject.model.id,
+        "platform": plan.subject.platform.id,
+        "machine": plan.machine.source,
+        "gpus": [gpu.uuid for gpu in plan.gpus],
+        "weights": {
+            "folder": str(plan.weights.folder),
+            "ready": plan.weights.ready,
+            "needed_bytes": plan.weights.needed_bytes,
+        },
+        "argv": list(command.argv),
+        "environment": command.shown_env(),
+        "settings": [
+            {"key": row.key, "value": row.value, "argv": list(row.argv), "why": row.why, "evidence": row.evidence}
+            for row in command.rows
+        ],
+        "not_carried": [{"what": item.what, "why": item.why} for item in profile.not_carried],
+        "notes": [*plan.notes, *command.notes],
+    }
+
+
+def _weights(plan: Plan) -> str:
+    return (
+        "there"
+        if plan.weights.ready
+        else f"not there; fetching them takes up to {gib(plan.weights.needed_bytes)} of disk"
+    )
+
+
+def _command_lines(argv: Sequence[str]) -> list[str]:
+    """A command line that can be pasted, one flag a line."""
+    words = [[]]  # type: list[list[str]]
+    for part in argv:
+        if part.startswith("--"):
+            words.append([])
+        words[-1].append(shlex.quote(part))
+    return ["  " + " ".join(group) + (" \\" if index + 1 < len(words) else "") for index, group in enumerate(words)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 40), break_long_words=False, break_on_hyphens=False) or [""]
