@@ -142,7 +142,7 @@ class _Session:
             # At a terminal the prompt comes next, and Ctrl-C counts there. A pipe has no prompt: twice is leave.
             self._stops_in_a_row += not self._lines.interactive
             self._screen.note(
-                "stopped; what came is kept" if self._conversation.kept_last else "stopped; question dropped"
+                "stopped; what came is kept" if self._conversation.kept_last else "stopped; the question is taken back"
             )
         except SlimserveError as error:
             self._fail(*error.findings)

@@ -18,6 +18,7 @@ from typing import TextIO
 
 from slimserve.errors import Finding
 
+TICK_SECONDS = 0.1
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 # All of C0 and C1 but the tab and the line feed: on a terminal they move the cursor, set the title, type answers.
 CONTROL_CHARACTERS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
@@ -186,6 +187,24 @@ class Interrupts:
         finally:
             self._armed = False
 
+    @contextlib.contextmanager
+    def ticking(self) -> Iterator[None]:
+        """Wake a blocked `input` now and then.
+
+        The interpreter's readline loop looks for signals only when its wait for a key is cut short. A Ctrl-C that
+        comes while it still draws the key before would stay unseen until the next key; the tick cuts the wait short.
+        """
+        if not self._installed:
+            yield
+            return
+        previous = signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, TICK_SECONDS, TICK_SECONDS)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:
         if not self._armed:
             self._pending = True
@@ -244,7 +263,7 @@ class Lines:
         return line.removesuffix("\n").removesuffix("\r") if line else None
 
     def _read_edited(self, prompt: str) -> str | None:
-        with _stdout_on_stderr(), contextlib.suppress(EOFError):
+        with _stdout_on_stderr(), self._interrupts.ticking(), contextlib.suppress(EOFError):
             try:
                 self._interrupts.before_raise = self._remember
                 with self._interrupts.allowed():

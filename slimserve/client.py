@@ -24,6 +24,7 @@ from slimserve.client_faults import (
     Stopped,
     Unreachable,
     cut_short,
+    decode_json,
     error_message,
     excerpt,
     not_a_stream,
@@ -77,7 +78,7 @@ def get_json(endpoint: Endpoint, path: str, *, deadline_seconds: float) -> objec
     timer.start()
     try:
         with _exchange(endpoint, "GET", path, None, deadline_seconds, stop) as response, _faults(endpoint, stop):
-            return json.loads(response.read(BODY_BYTES))
+            return decode_json(response.read(BODY_BYTES))
     except Stopped as stopped:
         raise Unreachable(
             Finding(
@@ -263,7 +264,7 @@ def _event_data(pieces: Iterator[bytes], endpoint: Endpoint) -> Iterator[str]:
 
 def _event(data: str, endpoint: Endpoint) -> dict[str, object]:
     try:
-        event = json.loads(data)
+        event = decode_json(data)
     except ValueError:
         event = None
     if not isinstance(event, dict):

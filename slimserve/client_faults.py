@@ -75,6 +75,19 @@ def excerpt(text: str) -> str:
     return repr(text if len(text) <= EXCERPT_CHARACTERS else text[:EXCERPT_CHARACTERS] + "...")
 
 
+def decode_json(raw: str | bytes) -> object:
+    """`json.loads`, for which a server's nesting without end is one more text that is no JSON.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        decoded: object = json.loads(raw)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return decoded
+
+
 def error_message(body: object) -> tuple[str, str]:
     """The message and the code of an OpenAI error body, each empty when there is none."""
     error = body.get("error") if isinstance(body, dict) else None
@@ -87,7 +100,7 @@ def status_finding(endpoint: Endpoint, status: int, reason: str, raw: bytes) -> 
     """The finding for an answer whose status is not 200, from its OpenAI error body where it has one."""
     text = raw.decode(errors="replace").strip()
     try:
-        message, _ = error_message(json.loads(text))
+        message, _ = error_message(decode_json(text))
     except ValueError:
         message = ""
     message = message or (excerpt(text) if text else "no explanation came with it")
