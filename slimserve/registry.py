@@ -26,8 +26,8 @@ M = TypeVar("M", bound=pydantic.BaseModel)
 _FILLER = frozenset(
     (
         "a an and are as at be because by default disabled do enabled for from has have in is it its must no not of "
-        "off on or that our set sets setting should so the then this to true false turned use used uses using value values "
-        "want we which will with"
+        "off on or our set sets setting should so that the then this to true false turned use used uses using value "
+        "values want we which will with"
     ).split()
 )
 _WORD = re.compile(r"[a-z0-9.]+")

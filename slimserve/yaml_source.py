@@ -169,7 +169,7 @@ class _Builder:
         # One frame per open collection: (container, location, pending key or None).
         stack: list[tuple[list[Plain] | dict[str, Plain], Loc, str | None]] = []
         for event in events:
-            line = event.start_mark.line + 1
+            line = event.start_mark.line + 1 if event.start_mark else 1
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:

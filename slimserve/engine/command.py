@@ -183,7 +183,8 @@ def _environment(plan: Plan, cache: Path) -> dict[str, str]:
 
 def _dropped(user: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(user):
-        if name in PASSED or name == _OWN_KEY:
+        # CUDA_VISIBLE_DEVICES was heeded when the machine was read: the plan chose among the devices that it shows.
+        if name in PASSED or name in (_OWN_KEY, "CUDA_VISIBLE_DEVICES"):
             continue
         if name in ours and user[name] != ours[name]:
             shown = "" if name in SECRETS else f" = {ours[name]!r}"
