@@ -1,0 +1,145 @@
+"""Shared by the supervisor's tests: launches of the fake engine, and the proof that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from slimserve.engine import procfs
+from slimserve.engine.supervisor import Launch
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = ROOT / "tests/fakes/engine.py"
+DRIVER = Path(__file__).with_name("supervisor_driver.py")
+MARK = "SLIMSERVE_TEST_MARK"
+KEY = "sk-a-key-that-must-not-be-seen"
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait for a condition; fails, with what was waited for, at the deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
+        time.sleep(0.01)
+
+
+class Fake:
+    """Launches of the fake engine whose processes all carry one mark in their environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = folder / "runs"
+        self.mark = secrets.token_hex(8)
+
+    def launch(
+        self,
+        *switches: str,
+        load_seconds: float = 20.0,
+        warmup_seconds: float = 20.0,
+        stop_seconds: float = 5.0,
+        api_key: str | None = None,
+        model_name: str = "fake",
+        port: int | None = None,
+        run: str = "run",
+    ) -> Launch:
+        port = port or free_port()
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        return Launch(
+            argv=(sys.executable, str(FAKE), "--port", str(port), *switches),
+            env={MARK: self.mark, "PATH": os.environ["PATH"], "PYTHONPATH": path},
+            host="127.0.0.1",
+            port=port,
+            model_name=model_name,
+            api_key=api_key,
+            run_folder=self.runs / run,
+            load_seconds=load_seconds,
+            warmup_seconds=warmup_seconds,
+            stop_seconds=stop_seconds,
+            profile_id="fake-profile",
+        )
+
+    def processes(self) -> list[procfs.Process]:
+        """Every living process that was started by one of these launches, in whatever session."""
+        entry = f"{MARK}={self.mark}".encode()
+        found = []
+        for process in procfs.living():
+            try:
+                environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+            except OSError:
+                continue
+            if entry in environ.split(b"\0"):
+                found.append(process)
+        return found
+
+    def require_none(self, seconds: float = 0.0) -> None:
+        until(lambda: not self.processes(), seconds, f"no process left; there are {self.processes()}")
+
+    def kill_all(self) -> None:
+        for process in self.processes():
+            procfs.kill(process)
+
+
+def fake_fixture(folder: Path) -> Iterator[Fake]:
+    """The body of a fixture: whatever the test did, afterwards no process may live, the guard's moment granted."""
+    fake = Fake(folder)
+    try:
+        yield fake
+        fake.require_none(2.0)
+    finally:
+        fake.kill_all()
+
+
+class Driver:
+    """A process that runs `Supervisor.run` in the foreground; its reports are read one by one."""
+
+    def __init__(self, launch: Launch, *switches: str) -> None:
+        import json
+
+        fields = {name: getattr(launch, name) for name in Launch.__dataclass_fields__}
+        order = json.dumps({**fields, "env": dict(launch.env), "run_folder": str(launch.run_folder)})
+        self.process = subprocess.Popen(
+            [sys.executable, str(DRIVER), *switches],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": launch.env["PYTHONPATH"]},
+            text=True,
+        )
+        self.lines: list[str] = []
+        assert self.process.stdin is not None
+        self.process.stdin.write(order)
+        self.process.stdin.close()
+
+    def until_report(self, start: str) -> str:
+        """Read reports until one begins with `start`; the end of the process fails the test."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if line.startswith(start):
+                return line
+        assert self.process.stderr is not None
+        raise AssertionError(f"ended without {start!r}: {self.lines} {self.process.stderr.read()}")
+
+    def finish(self, seconds: float) -> tuple[int, str]:
+        """Wait for the end; returns the exit code and stderr."""
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"the supervisor did not end within {seconds:g} s: {self.lines}") from None
+        self.lines += self.process.stdout.read().splitlines()
+        return self.process.returncode, self.process.stderr.read()

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from supervisor_support import KEY, Fake, fake_fixture, free_port, until
+
+from slimserve.engine import ports, procfs
+from slimserve.engine.supervisor import Supervisor
+from slimserve.errors import Failed, Refused
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Fake]:
+    yield from fake_fixture(tmp_path)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_life_from_start_to_stop(fake: Fake) -> None:
+    reports: list[str] = []
+    launch = fake.launch("--load-seconds", "0.2")
+    record = launch.run_folder / "engine.json"
+    with Supervisor(launch, reports.append) as supervisor:
+        assert supervisor.base_url == f"http://127.0.0.1:{launch.port}/v1"
+        fields = json.loads(record.read_text())
+        assert fields["profile_id"] == "fake-profile"
+        assert fields["port"] == launch.port
+        assert fields["argv"] == list(launch.argv)
+        leader = procfs.read(fields["pid"])
+        assert leader is not None
+        assert (leader.session, leader.start_ticks) == (leader.pid, fields["start_ticks"])
+        assert (mode(record), mode(launch.run_folder), mode(supervisor.log_path)) == (0o600, 0o700, 0o600)
+    fake.require_none()
+    assert not record.exists()
+    assert "listening" in supervisor.log_path.read_text()
+    assert [line.split()[0] for line in reports] == ["log", "loading", "warming", "ready", "stopping", "stopped"]
+    assert reports[0] == f"log {supervisor.log_path}"
+    assert reports[3].startswith(f"ready {supervisor.base_url} after ")
+
+
+def test_the_engine_gets_no_input_and_the_environment_as_given(fake: Fake) -> None:
+    launch = fake.launch()
+    with Supervisor(launch, lambda line: None):
+        pid = json.loads((launch.run_folder / "engine.json").read_text())["pid"]
+        names = {entry.split(b"=")[0].decode() for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
+        assert names - {""} == {*launch.env, "SLIMSERVE_PARENT_PID", "SLIMSERVE_ENGINE_TAG"}
+        assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
+
+
+def test_ready_only_when_a_token_came_back(fake: Fake) -> None:
+    begun = time.monotonic()
+    with Supervisor(fake.launch("--warmup-seconds", "0.5"), lambda line: None):
+        assert time.monotonic() - begun >= 0.5
+
+
+def test_a_long_load_takes_nothing_from_the_warm_up(fake: Fake) -> None:  # B5
+    launch = fake.launch("--load-seconds", "1.5", "--warmup-seconds", "0.3", warmup_seconds=1.4)
+    with Supervisor(launch, lambda line: None):
+        pass
+
+
+@pytest.mark.parametrize("switches", [("--never-healthy",), ("--load-seconds", "30")])
+def test_load_deadline(fake: Fake, switches: tuple[str, ...]) -> None:
+    supervisor = Supervisor(fake.launch(*switches, load_seconds=0.6), lambda line: None)
+    supervisor.start()
+    with pytest.raises(Failed, match=r"did not load within 0\.6 s(.|\n)*`serve\.load_seconds`"):
+        supervisor.wait_ready()
+    fake.require_none()
+    assert supervisor.log_path.exists()
+
+
+@pytest.mark.parametrize("switch", ["--healthy-but-no-completion", "--empty-completion"])
+def test_warm_up_deadline(fake: Fake, switch: str) -> None:
+    supervisor = Supervisor(fake.launch(switch, warmup_seconds=0.6), lambda line: None)
+    supervisor.start()
+    with pytest.raises(Failed, match=r"no token within 0\.6 s(.|\n)*`serve\.warmup_seconds`"):
+        supervisor.wait_ready()
+    fake.require_none()
+
+
+def test_a_question_that_cannot_succeed_is_not_asked_until_the_deadline(fake: Fake) -> None:
+    supervisor = Supervisor(fake.launch(model_name="another", warmup_seconds=60.0), lambda line: None)
+    supervisor.start()
+    with pytest.raises(Failed, match=r"refuses a one-token completion: HTTP 404: .*`another` does not exist"):
+        supervisor.wait_ready()
+
+
+def test_death_during_load_shows_status_and_the_last_lines(fake: Fake) -> None:
+    supervisor = Supervisor(fake.launch("--crash-on-load", "--print-lines", "100"), lambda line: None)
+    supervisor.start()
+    with pytest.raises(Failed) as caught:
+        supervisor.wait_ready()
+    text = str(caught.value)
+    assert "exit status 3" in text
+    assert str(supervisor.log_path) in text
+    shown = [line.partition("| ")[2] for line in text.splitlines() if line.startswith("    | ")]
+    assert len(shown) == 30
+    assert shown[-1] == "fake: the load failed"
+    assert "line 100" in shown
+    assert "line 1" in supervisor.log_path.read_text().splitlines()
+
+
+def test_only_this_start_is_in_the_tail(fake: Fake) -> None:
+    launch = fake.launch("--crash-on-load")
+    launch.run_folder.mkdir(parents=True)
+    (launch.run_folder / "engine.log").write_text("of an earlier start\n")
+    supervisor = Supervisor(launch, lambda line: None)
+    supervisor.start()
+    with pytest.raises(Failed) as caught:
+        supervisor.wait_ready()
+    assert "of an earlier start" not in str(caught.value)
+    assert supervisor.log_path.read_text().startswith("of an earlier start\n")
+
+
+def test_a_kill_is_told_apart_from_the_out_of_memory_killer(fake: Fake) -> None:
+    supervisor = Supervisor(fake.launch("--oom-like"), lambda line: None)
+    supervisor.start()
+    with pytest.raises(Failed, match=r"signal 9 \(SIGKILL\)(.|\n)*out-of-memory killer"):
+        supervisor.wait_ready()
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_stop_ends_what_ignores_it(fake: Fake, early: bool) -> None:
+    switches = ["--ignore-sigterm", "--leak-children", "2", "--double-fork-child"]
+    switches += ["--load-seconds", "30"] if early else []
+    supervisor = Supervisor(fake.launch(*switches, stop_seconds=0.3), lambda line: None)
+    supervisor.start()
+    if not early:
+        supervisor.wait_ready()
+    until(lambda: len(fake.processes()) == 4, 10.0, "leader, two children and a daemon")
+    supervisor.stop()
+    fake.require_none()
+    supervisor.stop()
+
+
+def test_children_of_a_dead_leader_are_ended(fake: Fake) -> None:
+    supervisor = Supervisor(fake.launch("--crash-on-load", "--leak-children", "2", "--double-fork-child"), print)
+    supervisor.start()
+    with pytest.raises(Failed, match="exit status 3"):
+        supervisor.wait_ready()
+    fake.require_none()
+
+
+def test_an_interrupted_start_leaves_nothing(fake: Fake) -> None:
+    def report(line: str) -> None:
+        if line.startswith("loading"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Supervisor(fake.launch("--load-seconds", "30"), report):
+        pytest.fail("it never was ready")
+    fake.require_none()
+
+
+def test_one_supervisor_starts_one_engine(fake: Fake) -> None:
+    with Supervisor(fake.launch(), lambda line: None) as supervisor:
+        with pytest.raises(RuntimeError):
+            supervisor.start()
+        assert len(fake.processes()) == 1
+
+
+def test_the_key_is_seen_by_the_engine_and_nowhere_else(fake: Fake) -> None:
+    reports: list[str] = []
+    launch = fake.launch(api_key=KEY)
+    with Supervisor(launch, reports.append):
+        files = [path for path in launch.run_folder.rglob("*") if path.is_file()]
+        assert {path.name for path in files} == {"engine.log", "engine.json"}
+        seen = [path.read_text() for path in files] + reports + [repr(launch)]
+        seen += [procfs.command_line(process.pid) for process in fake.processes()]
+    assert not [text for text in seen if KEY in text]
+
+
+def test_a_wrong_key_is_an_error_that_does_not_show_it(fake: Fake) -> None:
+    launch = fake.launch()
+    supervisor = Supervisor(type(launch)(**{**vars(launch), "env": {**launch.env, "VLLM_API_KEY": KEY}}), print)
+    supervisor.start()
+    with pytest.raises(Failed, match="HTTP 401") as caught:
+        supervisor.wait_ready()
+    assert KEY not in str(caught.value)
+
+
+def test_a_key_in_the_command_is_refused_by_the_launch(fake: Fake) -> None:
+    with pytest.raises(ValueError, match="argv"):
+        fake.launch("--model", KEY, api_key=KEY)
+
+
+def test_a_taken_port_is_found_before_anything_is_started(fake: Fake) -> None:  # B4
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        launch = fake.launch(port=port)
+        with pytest.raises(Refused, match=rf"port {port} on 127\.0\.0\.1 is taken by process {os.getpid()} \("):
+            Supervisor(launch, lambda line: None).start()
+    assert not launch.run_folder.exists()
+
+
+def test_a_port_of_an_engine_that_still_loads_is_taken(fake: Fake) -> None:  # B4
+    launch = fake.launch("--load-seconds", "30")
+    first = Supervisor(launch, lambda line: None)
+    first.start()
+    try:
+        until(lambda: "loading on" in first.log_path.read_text(), 10.0, "the port is bound")
+        second = Supervisor(fake.launch(port=launch.port, run="second"), lambda line: None)
+        with pytest.raises(
+            Refused, match=f"port {launch.port} on 127.0.0.1 is taken by a process that does not listen"
+        ):
+            second.start()
+    finally:
+        first.stop()
+
+
+def test_an_old_connection_does_not_take_the_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = server.accept()
+            accepted.close()  # who closes first keeps the port in TIME_WAIT
+            assert client.recv(1) == b""
+    until(lambda: bool(procfs.sockets(port)), 2.0, "a connection in TIME_WAIT")
+    ports.require_free("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "said"), [("192.0.2.1", "cannot listen on 192.0.2.1"), ("no such host", "no address")]
+)
+def test_a_host_that_is_not_this_machine(host: str, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        ports.require_free(host, free_port())
+
+
+def test_an_unwritable_run_folder_is_refused_before_the_start(fake: Fake, tmp_path: Path) -> None:  # B11
+    (tmp_path / "runs").write_text("a file where the folder of the runs should be")
+    with pytest.raises(Refused, match=r"cannot write in the run folder .*/runs/run: "):
+        Supervisor(fake.launch(), lambda line: None).start()
+    fake.require_none()
+
+
+def test_a_command_that_is_not_there(fake: Fake) -> None:
+    launch = fake.launch()
+    supervisor = Supervisor(type(launch)(**{**vars(launch), "argv": ("/nonexistent/python",)}), lambda line: None)
+    with pytest.raises(Refused, match="cannot start the engine"):
+        supervisor.start()
+    supervisor.stop()
