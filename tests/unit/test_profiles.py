@@ -1,0 +1,74 @@
+"""The registry's own content: what no schema can see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slimserve.model import Checkpoint
+from slimserve.plan import WeightsOnDisk, describe, make_plan
+from slimserve.profile import Profile, Setting
+from slimserve.registry import load_registry
+
+FOLDER = Path(__file__).parents[2] / "profiles"
+REGISTRY = load_registry(FOLDER)
+CHECKPOINTS = {
+    f"{model.id}/{quant}": checkpoint
+    for model in REGISTRY.models.values()
+    for quant, checkpoint in model.checkpoints.items()
+}
+
+
+def platform_settings() -> Iterator[tuple[str, Setting[Any]]]:
+    for platform in REGISTRY.platforms.values():
+        for name in type(platform.needs).model_fields:
+            setting = getattr(platform.needs, name)
+            if setting is not None:
+                yield f"{platform.id}.{name}", setting
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_a_checkpoint_is_as_large_as_the_files_of_its_manifest(checkpoint: Checkpoint) -> None:
+    lines = (FOLDER / "weights" / f"{checkpoint.manifest}.manifest").read_text().splitlines()
+    sizes = [int(line.split()[1]) for line in lines if line.strip() and not line.startswith("#")]
+    assert checkpoint.bytes == sum(sizes)
+    assert checkpoint.host_bytes < checkpoint.bytes
+
+
+def test_every_source_is_cited_and_every_citation_is_listed() -> None:
+    settings = [setting for profile in REGISTRY.profiles.values() for _, setting in profile.settings()]
+    settings += [setting for _, setting in platform_settings()]
+    cited = {setting.evidence.published for setting in settings} - {None}
+    assert cited == set(REGISTRY.sources)
+
+
+def test_no_two_needs_of_any_platform_share_a_reason() -> None:
+    whys = [setting.why for _, setting in platform_settings()]
+    assert len(set(whys)) == len(whys)
+
+
+@pytest.mark.parametrize("profile", REGISTRY.profiles.values(), ids=REGISTRY.profiles)
+def test_a_profile_runs_on_the_machine_that_its_platform_describes(profile: Profile) -> None:
+    subject = REGISTRY.subject(profile)
+    plan = make_plan(subject, describe(subject.platform, 0), WeightsOnDisk(Path("weights"), True, 0))
+    assert len(plan.gpus) == (subject.platform.gpus.count if subject.platform.gpus else 0)
+
+
+@pytest.mark.parametrize(
+    "profile", [p for p in REGISTRY.profiles.values() if p.engine.override_generation_config], ids=lambda p: p.id
+)
+def test_a_stated_sampling_is_that_of_the_model(profile: Profile) -> None:
+    stated = profile.engine.override_generation_config
+    assert stated is not None
+    assert stated.value == REGISTRY.models[profile.model].sampling
+
+
+@pytest.mark.parametrize("profile", REGISTRY.profiles.values(), ids=REGISTRY.profiles)
+def test_a_profile_says_what_it_does_not_carry(profile: Profile) -> None:
+    texts = [item.what for item in profile.not_carried]
+    assert texts
+    if profile.model == "qwen38-flash-next":
+        assert all(any(word in text for text in texts) for word in ("Images", "TurboQuant", "AMD", "second KV tier"))
