@@ -89,7 +89,7 @@ def _run(args: argparse.Namespace) -> int:
         from slimserve import doctor
 
         findings = doctor.findings(session.machine)
-        return _emit(args, session.machine.model_dump(mode="json"), lambda: doctor.render(session.machine, findings))
+        return _emit(args, doctor.to_json(session.machine, findings), lambda: doctor.render(session.machine, findings))
     if args.list or (args.profile is None and not sys.stdin.isatty()):
         return _list(args, session)
     from slimserve import run

@@ -109,7 +109,7 @@ def load_registry(folder: Path, reserved: frozenset[str] = frozenset()) -> Regis
         for document, profile in profiles.values():
             checks = (*_check_environment(profile, reserved), *_check(profile, models, platforms, sources, folder))
             problems += [Finding(p.what, p.why, p.do, document.where(p.loc)) for p in checks]
-        problems += _check_names(profiles, platforms)
+        problems += _check_names(profiles, platforms, folder)
     raise_if_any(RegistryError, problems)
     return Registry(
         folder,
@@ -317,7 +317,7 @@ def _check_consistency(subject: Subject) -> Iterator[Problem]:
 
 
 def _check_names(
-    profiles: dict[str, tuple[Document, Profile]], platforms: dict[str, tuple[Document, Platform]]
+    profiles: dict[str, tuple[Document, Profile]], platforms: dict[str, tuple[Document, Platform]], folder: Path
 ) -> Iterator[Finding]:
     bearers: dict[str, list[tuple[Document, Profile]]] = defaultdict(list)
     for document, profile in profiles.values():
@@ -346,10 +346,7 @@ def _check_names(
         )
     if not defaults:
         yield Finding(
-            "no profile is the default",
-            "`slimserve` offers one first",
-            "add `default: true` to one",
-            str(next(iter(profiles.values()))[0].path),
+            "no profile is the default", "`slimserve` offers one first", "add `default: true` to one", str(folder)
         )
 
 
