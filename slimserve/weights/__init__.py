@@ -1,0 +1,91 @@
+"""Weights: where they lie, what is there, how they get there, and whether they are right.
+
+`folder`, `manifest`, `state`, `bytes_missing` and `peak_bytes` look at names and sizes and are fit for every listing.
+`fetch` and `verify` move and read all bytes; `check` and `check_config` stand before each launch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slimserve.errors import Finding
+from slimserve.model import Checkpoint, Geometry
+from slimserve.weights.manifest_file import Manifest, ManifestFile, read_manifest
+from slimserve.weights.store import State, bytes_missing, folder, peak_bytes, state
+
+if TYPE_CHECKING:
+    from slimserve.weights.verification import Progress
+
+__all__ = [
+    "Manifest",
+    "ManifestFile",
+    "State",
+    "bytes_missing",
+    "check",
+    "check_config",
+    "fetch",
+    "folder",
+    "manifest",
+    "peak_bytes",
+    "state",
+    "verify",
+]
+
+
+def manifest(profiles: Path, checkpoint: Checkpoint) -> Manifest:
+    """The files of a checkpoint.
+
+    Args:
+        profiles: the registry's folder.
+        checkpoint: it.
+
+    Raises:
+        RegistryError: the manifest is missing or wrong.
+    """
+    return read_manifest(profiles / "weights" / f"{checkpoint.manifest}.manifest")
+
+
+def fetch(
+    checkpoint: Checkpoint,
+    target: Path,
+    manifest: Manifest,
+    progress: Progress,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Make `target` complete and verified; see `transfer.fetch`.
+
+    Raises:
+        Refused: the disk is too small, or another process is fetching the same.
+        Failed: the network, the source or the disk failed, or a hash is wrong. What was there before is still there.
+    """
+    from slimserve.weights import transfer
+
+    transfer.fetch(checkpoint, target, manifest, progress, environ)
+
+
+def check(target: Path, manifest: Manifest) -> list[Finding]:
+    """Missing, truncated and foreign files, without reading the data; see `verification.check`."""
+    from slimserve.weights import verification
+
+    return verification.check(target, manifest)
+
+
+def check_config(target: Path, geometry: Geometry) -> list[Finding]:
+    """Shapes of `config.json` that differ from the model file's; see `verification.check_config`."""
+    from slimserve.weights import verification
+
+    return verification.check_config(target, geometry)
+
+
+def verify(target: Path, manifest: Manifest, progress: Progress) -> list[Finding]:
+    """Files with another hash; what is right is stamped and not hashed again; see `verification.verify`.
+
+    Raises:
+        OSError: the stamp cannot be written.
+    """
+    from slimserve.weights import verification
+
+    return verification.verify(target, manifest, progress)

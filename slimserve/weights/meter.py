@@ -1,0 +1,56 @@
+"""Progress for a person: one line redrawn on a terminal, a line every ten percent elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+
+class Meter:
+    """A progress callable for `fetch` and `verify`.
+
+    Args:
+        stream: where the lines go, as a rule stderr.
+        verb: what is done, as "fetching".
+        clock: seconds from a fixed point.
+    """
+
+    def __init__(self, stream: TextIO, verb: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._verb, self._clock = stream, verb, clock
+        self._terminal = stream.isatty()
+        self._start: tuple[float, int] | None = None
+        self._drawn = float("-inf")
+        self._tenth = -1
+        self._open = False
+
+    def __call__(self, done: int, total: int, name: str) -> None:
+        """Show `done` of `total` bytes, at file `name`."""
+        now = self._clock()
+        if self._start is None or done < self._start[1]:
+            self._start = (now, done)  # what was there at the start was not fetched at any rate
+        share = done / total if total else 1.0
+        if self._terminal:
+            if now - self._drawn < 0.1 and done < total:
+                return
+            self._drawn, self._open = now, True
+            width = max(20, shutil.get_terminal_size().columns - 1)
+            self._stream.write("\r" + self._line(done, total, share, name, now)[:width].ljust(width))
+            self._stream.flush()
+        elif int(share * 10) != self._tenth:
+            self._tenth = int(share * 10)
+            print(self._line(done, total, share, name, now), file=self._stream, flush=True)
+
+    def _line(self, done: int, total: int, share: float, name: str, now: float) -> str:
+        assert self._start is not None
+        seconds, moved = now - self._start[0], done - self._start[1]
+        rate = f", {moved / seconds / 1e6:.1f} MB/s" if seconds >= 0.5 and moved else ""
+        return f"{self._verb} {share:4.0%}  {done / 1e6:.1f} of {total / 1e6:.1f} MB{rate}  {name}"
+
+    def close(self) -> None:
+        """End the redrawn line, so that what follows starts on its own."""
+        if self._open:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._open = False
