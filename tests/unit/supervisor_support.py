@@ -83,6 +83,15 @@ class Fake:
                 found.append(process)
         return found
 
+    def await_all(self, count: int, sessions: int = 1) -> None:
+        """Wait until so many processes live, in so many sessions: a daemon is away from its parents only then."""
+
+        def complete() -> bool:
+            found = self.processes()
+            return len(found) == count and len({process.session for process in found}) == sessions
+
+        until(complete, 10.0, f"{count} processes in {sessions} session(s)")
+
     def require_none(self, seconds: float = 0.0) -> None:
         until(lambda: not self.processes(), seconds, f"no process left; there are {self.processes()}")
 

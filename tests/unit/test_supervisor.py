@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from supervisor_support import KEY, Fake, fake_fixture, free_port, until
 
-from slimserve.engine import ports, procfs
+from slimserve.engine import ports, process, procfs
 from slimserve.engine.supervisor import Supervisor
 from slimserve.errors import Failed, Refused
 
@@ -136,7 +138,7 @@ def test_stop_ends_what_ignores_it(fake: Fake, early: bool) -> None:
     supervisor.start()
     if not early:
         supervisor.wait_ready()
-    until(lambda: len(fake.processes()) == 4, 10.0, "leader, two children and a daemon")
+    fake.await_all(4, sessions=2)  # leader, two children, and a daemon
     supervisor.stop()
     fake.require_none()
     supervisor.stop()
@@ -156,6 +158,18 @@ def test_an_interrupted_start_leaves_nothing(fake: Fake) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), Supervisor(fake.launch("--load-seconds", "30"), report):
+        pytest.fail("it never was ready")
+    fake.require_none()
+
+
+def test_ctrl_c_between_the_fork_and_our_knowing_of_it(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(process.EngineProcess):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("slimserve.engine.supervisor.EngineProcess", Interrupted)
+    with pytest.raises(KeyboardInterrupt), Supervisor(fake.launch("--load-seconds", "30"), lambda line: None):
         pytest.fail("it never was ready")
     fake.require_none()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from supervisor_support import Driver, Fake, fake_fixture, until
+from supervisor_support import Driver, Fake, fake_fixture
 
 from slimserve.engine import stop_signals
 from slimserve.engine.record import leftovers
@@ -31,7 +31,7 @@ def test_a_signal_stops_everything(  # B2
 ) -> None:
     driver = Driver(fake.launch(*switches, "--leak-children", "2"))
     driver.until_report(phase)
-    until(lambda: len(fake.processes()) == 3, 10.0, "the leader and two children")
+    fake.await_all(3)  # the leader and two children
     driver.process.send_signal(number)
     assert driver.finish(10.0) == (code, "")
     fake.require_none()
@@ -111,8 +111,7 @@ def test_death_while_serving_is_a_failure(fake: Fake, switch: str) -> None:
 def test_kill_9_of_the_supervisor_leaves_no_engine(fake: Fake, phase: str, switches: tuple[str, ...]) -> None:  # B1
     driver = Driver(fake.launch(*switches, "--armed", "--leak-children", "2", "--double-fork-child"))
     driver.until_report(phase)
-    # Leader, guard, two children, and a daemon in a session of its own.
-    until(lambda: len(fake.processes()) == 5, 10.0, "the whole engine")
+    fake.await_all(5, sessions=2)  # leader, guard, two children, and a daemon
     driver.process.kill()
     driver.process.wait(5.0)
     fake.require_none(5.0)

@@ -1,0 +1,193 @@
+"""The real engine under the supervisor: it gets ready, it stops, and a killed supervisor takes it along."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slimserve.engine import procfs
+from slimserve.engine.supervisor import Launch, Supervisor
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = ROOT / "tests/unit/supervisor_driver.py"
+GONE_SECONDS = 5.0
+
+
+@pytest.fixture
+def launch(smollm2_folder: Path, tmp_path: Path) -> Iterator[Launch]:
+    """A launch of the smallest engine that answers; afterwards nothing of it may live."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = int(server.getsockname()[1])
+    options = {
+        "model": str(smollm2_folder),
+        "served-model-name": "smollm2",
+        "host": "127.0.0.1",
+        "port": str(port),
+        "max-model-len": "512",
+        "max-num-seqs": "4",
+        "kv-cache-memory-bytes": "100000000",
+    }
+    argv = [sys.executable, "-m", "slimserve.engine.launch", "--enforce-eager"]
+    argv += [word for name, value in options.items() for word in (f"--{name}", value)]
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
+    yield Launch(
+        argv=tuple(argv),
+        env=env,
+        host="127.0.0.1",
+        port=port,
+        model_name="smollm2",
+        api_key="sk-of-the-test",
+        run_folder=tmp_path / "runs/run",
+        load_seconds=200.0,
+        warmup_seconds=60.0,
+        stop_seconds=20.0,
+        profile_id="test",
+    )
+    left = living(tmp_path)
+    for process in left:
+        procfs.kill(process)
+    assert left == []
+
+
+def living(home: Path) -> list[procfs.Process]:
+    """The processes whose working folder is the test's: every one that the supervisor's process started."""
+    found = []
+    for process in procfs.living():
+        try:
+            if process.pid != os.getpid() and os.readlink(f"/proc/{process.pid}/cwd") == str(home):
+                found.append(process)
+        except OSError:
+            continue
+    return found
+
+
+def drive(launch: Launch, home: Path) -> subprocess.Popen[str]:
+    """A supervisor in a process of its own, in the foreground."""
+    fields = {name: getattr(launch, name) for name in Launch.__dataclass_fields__}
+    driver = subprocess.Popen(
+        [sys.executable, str(DRIVER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=dict(launch.env),
+        cwd=home,
+        text=True,
+    )
+    assert driver.stdin is not None
+    json.dump({**fields, "env": dict(launch.env), "run_folder": str(launch.run_folder)}, driver.stdin)
+    driver.stdin.close()
+    return driver
+
+
+def await_moment(driver: subprocess.Popen[str], launch: Launch, home: Path, moment: str) -> None:
+    """Wait until the engine has come so far: imports, inspects the model, loads (its core lives), or serves."""
+    assert driver.stdout is not None
+    report = "ready" if moment == "serving" else "loading"
+    assert any(line.startswith(report) for line in driver.stdout), "the supervisor ended too early"
+    signs = {
+        "importing": lambda: len(living(home)) >= 3,  # supervisor, leader, guard
+        "inspecting": lambda: any("inspection" in procfs.command_line(one.pid) for one in living(home)),
+        "loading": lambda: any(one.name.startswith("VLLM::Worker") for one in living(home)),
+        "serving": lambda: True,
+    }
+    deadline = time.monotonic() + 120.0
+    while not signs[moment]():
+        assert time.monotonic() < deadline, f"never came to {moment}: {living(home)}"
+        assert driver.poll() is None, (launch.run_folder / "engine.log").read_text()[-3000:]
+        time.sleep(0.02)
+
+
+def await_nothing(home: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while left := living(home):
+        assert time.monotonic() < deadline, f"{seconds:g} s later there still are {left}"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("moment", ["importing", "inspecting", "loading", "serving"])
+def test_kill_9_of_the_supervisor_leaves_no_engine(launch: Launch, tmp_path: Path, moment: str) -> None:  # B1
+    driver = drive(launch, tmp_path)
+    try:
+        await_moment(driver, launch, tmp_path, moment)
+        before = set(os.listdir("/dev/shm"))
+    finally:
+        driver.kill()
+        driver.wait(10.0)
+    await_nothing(tmp_path, GONE_SECONDS)
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+@pytest.mark.parametrize("moment", ["importing", "inspecting", "loading"])
+def test_sigterm_before_ready_leaves_nothing(launch: Launch, tmp_path: Path, moment: str) -> None:  # B2
+    driver = drive(launch, tmp_path)
+    try:
+        await_moment(driver, launch, tmp_path, moment)
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(launch.stop_seconds + 10.0) == 1
+    finally:
+        driver.kill()
+    await_nothing(tmp_path, 0.0)
+
+
+def test_it_serves_listens_on_loopback_alone_and_stops(launch: Launch, tmp_path: Path) -> None:
+    reports: list[str] = []
+    folder = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        with Supervisor(launch, reports.append) as supervisor:
+            engine = living(tmp_path)
+            assert {"VLLM::EngineCor", "VLLM::Worker"} <= {one.name for one in engine}
+            addresses = {address for one in engine for address in listening(one.pid)}
+            assert addresses
+            assert not [address for address in addresses if not is_loopback(address)]
+    finally:
+        os.chdir(folder)
+    assert launch.api_key is not None
+    assert launch.api_key not in supervisor.log_path.read_text() + "".join(reports)
+    assert "stopped" in reports[-1]
+    await_nothing(tmp_path, 2.0)
+
+
+def listening(pid: int) -> set[str]:
+    """The addresses, as /proc/net writes them, of the TCP sockets that a process listens on."""
+    inodes = set()
+    for handle in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{handle}"))
+        except OSError:
+            continue
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address of /proc/net (hexadecimal, each 32 bits in host order) is 127.0.0.0/8 or ::1."""
+    words = [bytes.fromhex(address[start : start + 8])[::-1] for start in range(0, len(address), 8)]
+    plain = b"".join(words)
+    return (
+        plain[0] == 127 if len(plain) == 4 else plain == bytes(15) + b"\1" or plain[:13] == bytes(10) + b"\xff\xff\x7f"
+    )
