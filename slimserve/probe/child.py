@@ -56,6 +56,9 @@ def ask_driver(command: Sequence[str], deadline_seconds: float) -> tuple[dict[st
         except subprocess.TimeoutExpired as error:
             # A process that is stuck inside the driver cannot be killed. It is left behind, and so is its pipe.
             output = error.output or b""
+            if child.stdout:
+                child.stdout.close()
+            child.poll()
     except BaseException:
         child.kill()
         raise

@@ -1,0 +1,209 @@
+"""What the doctor finds on each kind of machine, and how it prints it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from machine_support import machines
+
+from slimserve.doctor import findings, gib, render
+from slimserve.machine import GIB, Gpu, Machine, load_machine
+
+MACHINES = Path(__file__).parent.parent / "machines"
+
+# The beginning of each finding, in order.
+FOUND = {
+    "cpu-only": [],
+    "rtx3090x8": [],
+    "h200x2": [],
+    "a100-40gb": [],
+    "h200-mig-slice": [],
+    "gpus-unreadable": ["GPUs cannot be read: nvmlInit failed: Driver/library version mismatch"],
+    "h200-mig-card": ["MIG is on: GPU 0"],
+    "rtx3090x3": [
+        "no peer-to-peer access between any two GPUs",
+        "the BAR1 window of GPU 0, 1, 2 is smaller than its memory: 256 MiB of 24.0 GiB",
+    ],
+    "rtx3090x8-busy": [
+        "GPU 2 is in use: 21.1 GiB of 24.0 GiB are taken, by python3 (4711, 20.5 GiB)",
+        "GPU 5 is in use: 15.2 GiB of 24.0 GiB are taken, and no process is seen",
+    ],
+    "mixed": [
+        "the GPUs are not all alike: GPU 0, 1: NVIDIA GeForce RTX 3090, 24.0 GiB, capability 8.6; "
+        "GPU 2: NVIDIA GeForce RTX 3060, 12.0 GiB",
+        "no peer-to-peer access between any two GPUs",
+    ],
+    "container": [
+        "no peer-to-peer access between any two GPUs",
+        "the control group allows 48.0 GiB of RAM, and the machine has 256.0 GiB",
+        "only 8 MiB of memory may be locked",
+        "/dev/shm has 64 MiB",
+        "the cache folder /root/.cache/slimserve cannot be written to",
+        "3.0 GiB of 100.0 GiB are free where the cache folder /root/.cache/slimserve lies",
+    ],
+}
+
+
+def load(name: str) -> Machine:
+    return load_machine(MACHINES / f"{name}.yaml")
+
+
+def changed(name: str, part: str, **values: Any) -> Machine:
+    machine = load(name)
+    return machine.model_copy(update={part: getattr(machine, part).model_copy(update=values)})
+
+
+def whats(machine: Machine) -> list[str]:
+    return [finding.what for finding in findings(machine)]
+
+
+def test_every_machine_file_is_judged() -> None:
+    assert set(FOUND) == {path.stem for path in MACHINES.glob("*.yaml")}
+
+
+@pytest.mark.parametrize(("name", "expected"), FOUND.items(), ids=FOUND.keys())
+def test_what_is_found(name: str, expected: list[str]) -> None:
+    found = whats(load(name))
+    assert len(found) == len(expected)
+    assert all(what.startswith(start) for what, start in zip(found, expected, strict=True))
+
+
+def test_gpus_that_are_all_hidden_are_a_finding_and_some_are_not() -> None:
+    none_left = load("cpu-only").model_copy(update={"hidden_gpus": 2})
+    assert whats(none_left) == ["all 2 GPUs are hidden by CUDA_VISIBLE_DEVICES"]
+    assert whats(load("rtx3090x8").model_copy(update={"hidden_gpus": 2})) == []
+
+
+def test_only_several_gpus_need_shared_memory() -> None:
+    small = {"shm_total_bytes": GIB, "shm_free_bytes": GIB}
+    assert whats(changed("h200x2", "memory", **small)) == ["/dev/shm has 1.0 GiB"]
+    assert whats(changed("a100-40gb", "memory", **small)) == []
+
+
+def test_shared_memory_that_is_full() -> None:
+    assert whats(changed("h200x2", "memory", shm_free_bytes=GIB)) == [
+        "/dev/shm is nearly full: 1.0 GiB of 512.0 GiB are free"
+    ]
+
+
+def test_a_lock_limit_matters_only_with_gpus() -> None:
+    assert whats(changed("a100-40gb", "memory", memlock_bytes=0)) == ["only 0.0 GiB of memory may be locked"]
+    assert whats(changed("cpu-only", "memory", memlock_bytes=0)) == []
+
+
+def test_a_group_limit_above_the_memory_is_none() -> None:
+    assert whats(changed("cpu-only", "memory", cgroup_limit_bytes=999 * GIB, cgroup_used_bytes=0)) == []
+
+
+def test_links_that_are_off_for_some_are_named_with_the_boot_parameters() -> None:
+    machine = load("rtx3090x8")
+    first = machine.gpus[0].model_copy(update={"peers": {**machine.gpus[0].peers, 3: "none"}})
+    machine = machine.model_copy(update={"gpus": (first, *machine.gpus[1:]), "kernel_parameters": "iommu=on"})
+    assert whats(machine) == ["no peer-to-peer access between GPU 0 and 3; the kernel was started with iommu=on"]
+
+
+def test_over_nvlink_the_window_does_not_matter() -> None:
+    machine = load("h200x2")
+    narrow: list[Gpu] = [gpu.model_copy(update={"bar1_bytes": GIB}) for gpu in machine.gpus]
+    assert whats(machine.model_copy(update={"gpus": tuple(narrow)})) == []
+
+
+def test_what_is_unknown_is_no_finding() -> None:
+    machine = load("h200x2")
+    update = {
+        "bar1_bytes": None,
+        "peers": {},
+        "mig": "unknown",
+        "numa_node": None,
+        "pcie_width": None,
+        "pcie_generation": None,
+    }
+    blank = machine.model_copy(
+        update={"gpus": tuple(gpu.model_copy(update=update) for gpu in machine.gpus), "driver": None}
+    )
+    assert findings(blank) == ()
+    text = render(blank, ())
+    assert "MIG unknown" in text
+    assert "None" not in text
+
+
+def test_every_finding_says_why_and_what_to_do() -> None:
+    for name in FOUND:
+        for finding in findings(load(name)):
+            assert finding.why
+            assert finding.do
+            assert finding.where == ""
+
+
+def test_the_page() -> None:
+    machine = load("container")
+    text = render(machine, findings(machine))
+    assert text == PAGE.format(
+        source=machine.source, uuid0=machine.gpus[0].uuid, uuid1=machine.gpus[1].uuid, findings=all_lines(machine)
+    )
+
+
+def all_lines(machine: Machine) -> str:
+    return "\n".join(f"  {line}" for finding in findings(machine) for line in str(finding).splitlines())
+
+
+PAGE = """\
+machine
+  source        {source}
+  system        Linux on x86_64
+  processor     AMD EPYC 7532 32-Core Processor, 64 cores to use
+  layout        2 sockets, 2 NUMA nodes
+  vector units  avx2
+  cache folder  /root/.cache/slimserve (not writable)
+  disk          3.0 GiB free of 100.0 GiB
+  ports taken   22
+
+memory
+  RAM            240.0 GiB available of 256.0 GiB
+  control group  6.0 GiB used of 48.0 GiB allowed
+  usable         42.0 GiB
+  lockable       8 MiB
+  /dev/shm       64 MiB free of 64 MiB
+
+GPUs
+  driver 580.95.05
+  0  NVIDIA GeForce RTX 3090  capability 8.6  23.6 GiB free of 24.0 GiB  PCIe 4 x16  BAR1 32.0 GiB  NUMA 0  {uuid0}
+  1  NVIDIA GeForce RTX 3090  capability 8.6  23.6 GiB free of 24.0 GiB  PCIe 4 x16  BAR1 32.0 GiB  NUMA 1  {uuid1}
+
+  from \\ to
+     0     1
+  0  -     none
+  1  none  -
+
+findings
+{findings}
+"""
+
+
+def test_a_machine_without_gpus_and_without_faults() -> None:
+    text = render(load("cpu-only"), ())
+    assert "GPUs\n  none\n" in text
+    assert text.endswith("findings\n  nothing is wrong\n")
+
+
+def test_gpus_that_could_not_be_read_are_not_called_none() -> None:
+    assert "GPUs\n  none could be read\n" in render(load("gpus-unreadable"), ())
+
+
+@settings(deadline=None)
+@given(machines())
+def test_every_machine_can_be_judged_and_printed(machine: Machine) -> None:
+    text = render(machine, findings(machine))
+    assert text.endswith("\n")
+    assert all(line == line.rstrip() and (line.isprintable() or not line) for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0.0 GiB"), (8 << 20, "8 MiB"), (GIB - 1, "1024 MiB"), (GIB, "1.0 GiB"), (24 * GIB, "24.0 GiB")],
+)
+def test_sizes(size: int, text: str) -> None:
+    assert gib(size) == text
