@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from typing import Any
 
 from slimserve.errors import Finding
-from slimserve.machine import GIB, Gpu, Machine
+from slimserve.machine import FINDINGS_KEY, GIB, Gpu, Machine
 
 # NCCL and the engine's own message queues put their buffers between workers in /dev/shm; containers start with 64 MiB.
 SHM_BYTES = 8 * GIB
@@ -160,6 +161,11 @@ def _disk(machine: Machine) -> Iterator[Finding]:
             f"less than {gib(DISK_BYTES)} does not hold a model and the compiled kernels",
             "free some space, or set SLIMSERVE_CACHE to a folder on a larger disk",
         )
+
+
+def to_json(machine: Machine, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The machine and what is wrong with it as plain data, which `load_machine` takes as a file."""
+    return {**machine.model_dump(mode="json"), FINDINGS_KEY: [finding.to_json() for finding in findings]}
 
 
 def render(machine: Machine, findings: Sequence[Finding]) -> str:

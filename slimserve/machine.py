@@ -7,6 +7,7 @@ do). A fact that nobody could read is None, or "unknown"; it is never filled in.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,6 +17,8 @@ from slimserve.validate import Strict, validate
 from slimserve.yaml_source import read_document
 
 GIB = 1 << 30
+# What `--doctor --json` adds to the facts. Findings follow from facts, so they are drawn anew when it is read back.
+FINDINGS_KEY = "findings"
 
 MigState = Literal["off", "on", "instance", "unknown"]
 Link = Literal["nvlink", "p2p", "none", "unknown"]
@@ -218,7 +221,7 @@ class Machine(Strict):
 
 
 def load_machine(path: Path) -> Machine:
-    """Read a machine from a YAML or JSON file, such as `--doctor --json` prints.
+    """Read a machine from a YAML or JSON file, such as `--doctor --json` prints (whose findings are not read).
 
     Args:
         path: the file. It becomes the machine's `source`, whatever the file says.
@@ -229,7 +232,10 @@ def load_machine(path: Path) -> Machine:
     Raises:
         RegistryError: with every problem of the file, each with file, line and key.
     """
-    machine = validate(Machine, read_document(path))
+    document = read_document(path)
+    if isinstance(document.data, dict):
+        document = replace(document, data={key: value for key, value in document.data.items() if key != FINDINGS_KEY})
+    machine = validate(Machine, document)
     shown = "".join(letter if letter.isprintable() else "?" for letter in str(path))
     return machine.model_copy(update={"source": shown})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from machine_support import machines
 
-from slimserve.doctor import findings, gib, render
+from slimserve.doctor import findings, gib, render, to_json
 from slimserve.machine import GIB, Gpu, Machine, load_machine
 
 MACHINES = Path(__file__).parent.parent / "machines"
@@ -128,6 +129,15 @@ def test_what_is_unknown_is_no_finding() -> None:
     text = render(blank, ())
     assert "MIG unknown" in text
     assert "None" not in text
+
+
+def test_the_json_form_holds_the_findings_and_reads_back_as_the_machine(tmp_path: Path) -> None:
+    machine = load("container")
+    data = to_json(machine, findings(machine))
+    assert [finding["what"] for finding in data["findings"]] == whats(machine)
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(data))
+    assert load_machine(path).model_copy(update={"source": machine.source}) == machine
 
 
 def test_every_finding_says_why_and_what_to_do() -> None:
