@@ -14,6 +14,7 @@ from slimserve.errors import Finding, Refused, UsageError
 from slimserve.plan import Plan
 from slimserve.profile import Profile
 from slimserve.session import Session
+from slimserve.weights.meter import Meter
 
 KEY_VARIABLE = "SLIMSERVE_API_KEY"
 
@@ -127,10 +128,13 @@ def prepare_weights(session: Session, plan: Plan) -> Path:
     """
     subject = plan.subject
     checkpoint = subject.model.checkpoints[subject.profile.quant]
-    files = weights.manifest(session.registry.folder, checkpoint)
+    files = session.manifest(subject)
     folder = plan.weights.folder
-    if not plan.weights.ready:
-        weights.fetch(checkpoint, folder, files, session.environment)
+    meter = Meter(sys.stderr, "fetching")
+    try:
+        weights.fetch(checkpoint, folder, files, meter, session.environment)
+    finally:
+        meter.close()
     findings = [*weights.check(folder, files), *weights.check_config(folder, subject.model.geometry)]
     if findings:
         raise Refused(*findings)

@@ -71,9 +71,17 @@ class Session:
         profile = subject.profile
         checkpoint = subject.model.checkpoints[profile.quant]
         folder = weights.folder(self.cache, subject.model.id, profile.quant, checkpoint)
-        manifest = weights.manifest(self.registry.folder, checkpoint)
-        ready = self.here and weights.state(folder, manifest).ready
+        # Most checkpoints of a listing are not there at all: then there is no need to read what they should hold.
+        ready = self.here and folder.is_dir() and weights.state(folder, self.manifest(subject)).ready
         return WeightsOnDisk(folder, ready, 0 if ready else weights.peak_bytes(folder, checkpoint))
+
+    def manifest(self, subject: Subject) -> weights.Manifest:
+        """The files that the checkpoint of `subject` consists of.
+
+        Raises:
+            RegistryError: the manifest is missing or wrong.
+        """
+        return weights.manifest(self.registry.folder, subject.model.checkpoints[subject.profile.quant])
 
     def plan(self, profile: Profile, port: int | None = None) -> Plan:
         """The verdict on `profile`.
@@ -88,11 +96,14 @@ class Session:
         """The verdict on every profile."""
         result = []
         for profile in self.registry.profiles.values():
+            subject = self.registry.subject(profile)
+            on_disk = self.weights(subject)
             try:
-                plan = self.plan(profile)
-                result.append(Verdict(profile, (), plan.weights.ready))
+                make_plan(subject, self.machine, on_disk)
+                refusals: tuple[Finding, ...] = ()
             except Refused as refused:
-                result.append(Verdict(profile, refused.findings, self.weights(self.registry.subject(profile)).ready))
+                refusals = refused.findings
+            result.append(Verdict(profile, refusals, on_disk.ready))
         return result
 
 
