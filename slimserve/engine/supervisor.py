@@ -28,6 +28,8 @@ from slimserve.engine.record import RunFolder, StartRecord, leftovers, without_s
 from slimserve.errors import Failed, Finding, Refused
 
 API_KEY = "VLLM_API_KEY"
+# The engine does not listen to SIGTERM in some parts of its load, so a wait for it is mostly in vain.
+UNREADY_STOP_SECONDS = 2.0
 
 __all__ = ["Launch", "Supervisor", "leftovers"]
 
@@ -45,7 +47,8 @@ class Launch:
         run_folder: of this run alone: log and start record. Its parent holds the runs.
         load_seconds: deadline from the start until `/health` answers (`serve.load_seconds`).
         warmup_seconds: deadline from there until the first token (`serve.warmup_seconds`).
-        stop_seconds: how long the engine may take to stop by itself (`serve.stop_seconds`).
+        stop_seconds: how long the engine may take to stop by itself once it is ready (`serve.stop_seconds`); before
+            that, when nobody has a request in it, it gets 2 s at most.
         profile_id: the profile, for the start record.
     """
 
@@ -86,6 +89,7 @@ class Supervisor:
         self._folder = RunFolder(launch.run_folder)
         self._oom_before: dict[str, int] = {}
         self._started = 0.0
+        self._ready = False
         self._signals: stop_signals.Counter | None = None
 
     @property
@@ -121,19 +125,17 @@ class Supervisor:
             Refused: something stands in the way; nothing was started.
             Failed: the engine died, or missed a deadline; nothing of it is left.
         """
-        ready = False
         with stop_signals.Counter() as self._signals:
             try:
                 self.start()
                 self.wait_ready()
-                ready = True
                 self._wait(None, None)
             except _Stopped:
                 pass
             finally:
                 self.stop()
         self._signals = None
-        return 0 if ready else 1
+        return 0 if self._ready else 1
 
     def start(self) -> None:
         """Check what can be checked, then start the engine; returns at once.
@@ -203,6 +205,7 @@ class Supervisor:
                 "`serve.warmup_seconds` of the profile ended before a one-token completion came back",
                 "see the log; raise `serve.warmup_seconds` when the machine is slow and the log shows progress",
             )
+        self._ready = True
         self._report(f"ready {self.base_url} after {self._elapsed():.1f} s")
 
     def stop(self) -> None:
@@ -215,9 +218,10 @@ class Supervisor:
         if process is None:
             return
         begun = time.monotonic()
+        grace = self._launch.stop_seconds if self._ready else min(self._launch.stop_seconds, UNREADY_STOP_SECONDS)
         if process.status() is None:
-            self._report(f"stopping (at most {self._launch.stop_seconds:g} s)")
-        left = process.stop(self._launch.stop_seconds, lambda: self._signals is not None and self._signals.count >= 2)
+            self._report(f"stopping (at most {grace:g} s)")
+        left = process.stop(grace, lambda: self._signals is not None and self._signals.count >= 2)
         if left:
             names = ", ".join(f"{one.pid} ({one.name})" for one in left)
             raise Failed(

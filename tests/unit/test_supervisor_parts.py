@@ -197,6 +197,17 @@ def test_the_launcher_refuses_workers_that_it_could_not_tie() -> None:
     assert done.stderr.startswith("VLLM_WORKER_MULTIPROC_METHOD is not `spawn`\n  why: ")
 
 
+def test_amx_is_asked_for_where_the_processor_has_it() -> None:
+    # In a process of its own: the permission cannot be handed back. 0x1022 asks which are granted; tile data is bit 18.
+    code = (
+        "import ctypes; from slimserve.engine import launch; asked = launch.permit_amx(); granted = ctypes.c_uint64();"
+        "ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(granted)); print(asked, bool(granted.value >> 18 & 1))"
+    )
+    has = " amx_tile" in Path("/proc/cpuinfo").read_text()
+    done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, timeout=30)
+    assert done.stdout == f"{has} {has}\n", done.stderr
+
+
 def test_supervising_imports_nothing_that_costs() -> None:
     code = (
         "import sys, slimserve.engine.supervisor, slimserve.engine.launch;"

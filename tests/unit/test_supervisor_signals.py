@@ -71,6 +71,14 @@ def test_the_grace_has_an_end(fake: Fake) -> None:
     fake.require_none()
 
 
+def test_what_is_not_ready_has_nothing_to_finish(fake: Fake) -> None:
+    driver = Driver(fake.launch(*LOADING, "--ignore-sigterm", stop_seconds=600.0))
+    driver.until_report("loading")
+    driver.process.send_signal(signal.SIGTERM)
+    assert driver.finish(10.0) == (1, "")
+    fake.require_none()
+
+
 def test_a_second_signal_ends_the_grace(fake: Fake) -> None:
     driver = Driver(fake.launch("--ignore-sigterm", stop_seconds=600.0))
     driver.until_report("ready")
