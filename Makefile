@@ -27,7 +27,7 @@ lint: setup-dev
 
 # Text that the program generates into the documents is what the program says now.
 docs-check: setup-dev
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog --check -p "import subprocess" $(wildcard README.md docs/*.md)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog --check $(wildcard README.md docs/*.md)
 
 # UPGRADE=1 takes the newest versions that fit instead of keeping those that still do.
 lock: setup-dev
