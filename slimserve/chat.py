@@ -115,7 +115,7 @@ class _Session:
             except KeyboardInterrupt:
                 self._stopped_at_prompt()
                 continue
-            except UnicodeDecodeError:
+            except UnicodeError:
                 self._fail(Finding("a line of the input is not UTF-8", "a message is text", "convert it with iconv"))
                 continue
             if line is None:

@@ -6,6 +6,7 @@ The model's words go to `out`, everything else to `err`, so that a redirected an
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import select
@@ -230,6 +231,11 @@ class Lines:
         self._stdin, self._screen, self._interrupts = stdin, screen, interrupts
         self.typed = ""
         self.interactive = stdin.isatty()
+        if isinstance(stdin, io.TextIOWrapper):
+            # A text stream that met a bad byte cannot go on behind it, unless it lets it pass for `read` to find.
+            # One that was read from already keeps its way.
+            with contextlib.suppress(io.UnsupportedOperation):
+                stdin.reconfigure(errors="surrogateescape")
         self._edit = self.interactive and screen.err.isatty() and _are_the_process_own(stdin, screen)
         if self._edit:
             try:
@@ -248,18 +254,19 @@ class Lines:
 
         Raises:
             KeyboardInterrupt: on Ctrl-C; `typed` then holds what stood on the line, where that can be known.
-            UnicodeDecodeError: the line is not UTF-8. The next read goes on behind it.
+            UnicodeError: the line is not text. The next read goes on behind it.
         """
         self.typed = ""
-        return self._read_edited(prompt) if self._edit else self._read_plain(prompt)
+        line = self._read_edited(prompt) if self._edit else self._read_plain(prompt)
+        if line is not None:
+            line.encode()
+        return line
 
     def _read_plain(self, prompt: str) -> str | None:
         if self.interactive:
             _write(self._screen.err, prompt)
         with self._interrupts.allowed():
-            # Bytes, because a text stream that met one bad byte cannot go on behind it.
-            binary = getattr(self._stdin, "buffer", None)
-            line = self._stdin.readline() if binary is None else binary.readline().decode()
+            line = self._stdin.readline()
         return line.removesuffix("\n").removesuffix("\r") if line else None
 
     def _read_edited(self, prompt: str) -> str | None:

@@ -52,7 +52,7 @@ class FakeEngine:
         wait_until(lambda: len(self.bodies()) >= count, f"{count} requests")
 
     def wait_for_disconnect(self) -> None:
-        wait_until(lambda: self.events()["disconnects"] == 1, "the server to see that the client left", 2.0)
+        wait_until(lambda: self.events()["disconnects"] == 1, "the server to see that the client left", 5.0)
 
 
 @contextlib.contextmanager
