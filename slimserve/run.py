@@ -130,7 +130,7 @@ def prepare_weights(session: Session, plan: Plan) -> Path:
     checkpoint = subject.model.checkpoints[subject.profile.quant]
     files = session.manifest(subject)
     folder = plan.weights.folder
-    meter = Meter(sys.stderr, "fetching")
+    meter = Meter(sys.stderr)
     try:
         weights.fetch(checkpoint, folder, files, meter, session.environment)
     finally:

@@ -15,6 +15,7 @@ from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.registry import Registry
 from slimserve.show import Verdict
+from slimserve.weights import Manifest
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Session:
         ready = self.here and folder.is_dir() and weights.state(folder, self.manifest(subject)).ready
         return WeightsOnDisk(folder, ready, 0 if ready else weights.peak_bytes(folder, checkpoint))
 
-    def manifest(self, subject: Subject) -> weights.Manifest:
+    def manifest(self, subject: Subject) -> Manifest:
         """The files that the checkpoint of `subject` consists of.
 
         Raises:

@@ -1,0 +1,174 @@
+"""The whole way with the real engine: serve, the official client, the chat, keys, and the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import openai
+import pytest
+from server_support import KEY, PROFILE, Server, free_port
+
+from slimserve.engine import procfs
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=KEY, max_retries=0)
+
+
+def test_the_official_client_lists_the_model(client: openai.OpenAI) -> None:
+    names = [model.id for model in client.models.list()]
+    assert names[0] == PROFILE
+    assert "smollm2" in names
+
+
+def test_the_official_client_streams_and_reads_usage(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=PROFILE,
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        stream=True,
+        stream_options={"include_usage": True},
+        max_tokens=32,
+        seed=7,
+    )
+    pieces, usage = [], None
+    for chunk in stream:
+        if chunk.choices:
+            pieces.append(chunk.choices[0].delta.content or "")
+        usage = chunk.usage or usage
+    assert "Paris" in "".join(pieces)
+    assert usage is not None
+    assert 0 < usage.completion_tokens <= 32
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_a_repeated_prefix_comes_from_the_cache_and_usage_says_so(client: openai.OpenAI) -> None:
+    question = "The river runs past the mill and the old bridge. " * 60
+    cached = []
+    for _ in range(2):
+        answer = client.completions.create(model=PROFILE, prompt=question, max_tokens=1)
+        assert answer.usage is not None
+        details = answer.usage.prompt_tokens_details
+        cached.append(details.cached_tokens if details and details.cached_tokens else 0)
+    assert cached[0] == 0
+    assert cached[1] >= 128
+
+
+@pytest.mark.parametrize("key", ["wrong", ""])
+def test_another_key_is_turned_away(server: Server, key: str) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}/v1/models", headers={"Authorization": f"Bearer {key}"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=10)
+    assert caught.value.code == 401
+
+
+def test_no_origin_is_allowed(server: Server) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}/v1/models",
+        headers={"Authorization": f"Bearer {KEY}", "Origin": "https://example.org"},
+    )
+    with urllib.request.urlopen(request, timeout=10) as response:
+        assert response.headers.get("access-control-allow-origin") is None
+
+
+def family(pid: int) -> list[int]:
+    """`pid` and all its descendants."""
+    living = list(procfs.living())
+    found = [pid]
+    for member in found:
+        found += [process.pid for process in living if process.parent == member]
+    return found
+
+
+def test_the_key_is_in_no_command_line_and_no_file(server: Server) -> None:
+    pids = family(server.process.pid)
+    assert len(pids) >= 3  # supervisor, API server, engine core
+    for pid in pids:
+        assert KEY not in procfs.command_line(pid)
+    files = [path for path in Path(server.environment["SLIMSERVE_STATE"]).rglob("*") if path.is_file()]
+    assert any(path.name == "engine.log" for path in files)
+    for path in files:
+        assert KEY not in path.read_text(errors="replace")
+    assert KEY not in "".join(server.words)
+
+
+def test_everything_listens_on_loopback(server: Server) -> None:
+    pids = family(server.process.pid)
+    inodes = set()
+    for pid in pids:
+        for handle in os.listdir(f"/proc/{pid}/fd"):
+            target = os.readlink(f"/proc/{pid}/fd/{handle}") if os.path.lexists(f"/proc/{pid}/fd/{handle}") else ""
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    exposed = []
+    for table, loopback in (("tcp", "0100007F"), ("tcp6", "00000000000000000000000001000000")):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            address, _, port = fields[1].partition(":")
+            if fields[3] == "0A" and fields[9] in inodes and address != loopback:
+                exposed.append((table, address, int(port, 16)))
+    assert exposed == []
+
+
+def ask(server: Server, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "slimserve", PROFILE, "--port", str(server.port), *arguments],
+        env=server.environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_one_question_uses_the_endpoint_that_runs(server: Server) -> None:
+    result = ask(server, "-p", "What is the capital of France?")
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+    assert "loading" not in result.stderr
+
+
+def test_a_piped_conversation_remembers(server: Server) -> None:
+    result = ask(server, stdin="My name is Ada.\nWhat is my name?\n")
+    assert result.returncode == 0, result.stderr
+    assert "Ada" in result.stdout.splitlines()[-1]
+
+
+def test_a_second_server_is_refused_by_its_port(server: Server) -> None:
+    result = ask(server, "--serve")
+    assert result.returncode == 3
+    assert f"port {server.port} is taken" in result.stderr
+
+
+def test_one_question_starts_an_engine_and_leaves_none(smollm2_folder: Path, server: Server, tmp_path: Path) -> None:
+    port = free_port()
+    environment = {**server.environment, "SLIMSERVE_STATE": str(tmp_path / "state"), "HOME": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-m", "slimserve", PROFILE, "--port", str(port), "-p", "What is the capital of France?"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+    assert "ready http://" in result.stderr
+    assert procfs.listener(port) is None
+    assert list((tmp_path / "state").rglob("engine.json")) == []
+
+
+def test_sigterm_while_serving_ends_with_zero(smollm2_folder: Path, tmp_path: Path) -> None:
+    started = Server.start(tmp_path, key=None)
+    started.wait_for("ready http://")
+    pids = family(started.process.pid)
+    assert started.stop() == 0
+    assert [process for pid in pids if (process := procfs.read(pid)) is not None and process.alive] == []
+    assert "engine.log" in "".join(started.words)
