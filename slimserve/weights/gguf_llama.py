@@ -94,7 +94,7 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
                 raise _refusal(source, [f"tensor {theirs} holds values that bf16 cannot: infinite or not a number"])
             yield rounded.astype("<u2", copy=False).tobytes()
             done += tensor.bytes
-            progress(done, total, tensor.name)
+            progress(done, total, f"converting {tensor.name}")
 
     safetensors_file.write(target / "model.safetensors", plan, data())
     for name, content in {

@@ -40,7 +40,12 @@ class _Counted:
 
 
 def download(
-    source: HuggingFace, file: ManifestFile, part: Path, report: Callable[[int], None], environ: Mapping[str, str]
+    source: HuggingFace,
+    file: ManifestFile,
+    part: Path,
+    report: Callable[[int], None],
+    environ: Mapping[str, str],
+    patient: bool,
 ) -> None:
     """Bring `file` to `part`, whose bytes so far are kept and continued.
 
@@ -50,6 +55,7 @@ def download(
         part: where the bytes go.
         report: called with the bytes that `part` has.
         environ: HF_ENDPOINT, when set, names the Hub or a mirror of it.
+        patient: ask again for a while when nobody answers: right in the middle of a download, wrong at its start.
 
     Raises:
         Failed: the Hub cannot be reached, refuses, or has another file; what arrived stays in `part`.
@@ -58,13 +64,15 @@ def download(
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the meter is ours
     import huggingface_hub
     from huggingface_hub import errors
-    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     endpoint = environ.get("HF_ENDPOINT", "").rstrip("/") or None
     url = huggingface_hub.hf_hub_url(source.repo, file.name, revision=source.revision, endpoint=endpoint)
     headers = build_hf_headers(token=environ.get("HF_TOKEN") or None)
     try:
-        metadata = huggingface_hub.get_hf_file_metadata(url, headers=headers, endpoint=endpoint, retry_on_errors=True)
+        metadata = huggingface_hub.get_hf_file_metadata(
+            url, headers=headers, endpoint=endpoint, retry_on_errors=patient
+        )
         _same(source, file, metadata.commit_hash, metadata.size, metadata.etag)
         if file.bytes > PLAIN_LIMIT_BYTES:
             _by_library(source, file, part, endpoint, environ)

@@ -13,23 +13,25 @@ class Meter:
 
     Args:
         stream: where the lines go, as a rule stderr.
-        verb: what is done, as "fetching".
         clock: seconds from a fixed point.
     """
 
-    def __init__(self, stream: TextIO, verb: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._verb, self._clock = stream, verb, clock
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
         self._terminal = stream.isatty()
         self._start: tuple[float, int] | None = None
+        self._last = (-1, -1)
         self._drawn = float("-inf")
         self._tenth = -1
         self._open = False
 
     def __call__(self, done: int, total: int, name: str) -> None:
-        """Show `done` of `total` bytes, at file `name`."""
+        """Show `done` of `total` bytes; `name` says what is done, as `fetching config.json`."""
         now = self._clock()
-        if self._start is None or done < self._start[1]:
-            self._start = (now, done)  # what was there at the start was not fetched at any rate
+        if self._start is None or total != self._last[1] or done < self._last[0]:
+            # Another step began; and what was there at its start was not fetched at any rate.
+            self._start, self._tenth = (now, done), -1
+        self._last = (done, total)
         share = done / total if total else 1.0
         if self._terminal:
             if now - self._drawn < 0.1 and done < total:
@@ -46,7 +48,7 @@ class Meter:
         assert self._start is not None
         seconds, moved = now - self._start[0], done - self._start[1]
         rate = f", {moved / seconds / 1e6:.1f} MB/s" if seconds >= 0.5 and moved else ""
-        return f"{self._verb} {share:4.0%}  {done / 1e6:.1f} of {total / 1e6:.1f} MB{rate}  {name}"
+        return f"{share:4.0%}  {done / 1e6:.1f} of {total / 1e6:.1f} MB{rate}  {name}"
 
     def close(self) -> None:
         """End the redrawn line, so that what follows starts on its own."""

