@@ -14,7 +14,7 @@ from slimserve.weights import Manifest, ManifestFile
 from slimserve.weights.safetensors_file import Tensor, write
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hub import REPO, REVISION, Hub  # noqa: E402
+from hub import REPO, REVISION, Hub
 
 __all__ = ["REPO", "REVISION", "Hub", "hub_checkpoint", "manifest_of", "put", "shard", "sharded"]
 
