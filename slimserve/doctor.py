@@ -11,6 +11,7 @@ from typing import Any
 
 from slimserve.errors import Finding
 from slimserve.machine import FINDINGS_KEY, GIB, Gpu, Machine
+from slimserve.shapes import plain
 
 # NCCL and the engine's own message queues put their buffers between workers in /dev/shm; containers start with 64 MiB.
 SHM_BYTES = 8 * GIB
@@ -165,7 +166,7 @@ def _disk(machine: Machine) -> Iterator[Finding]:
 
 def to_json(machine: Machine, findings: Sequence[Finding]) -> dict[str, Any]:
     """The machine and what is wrong with it as plain data, which `load_machine` takes as a file."""
-    return {**machine.model_dump(mode="json"), FINDINGS_KEY: [finding.to_json() for finding in findings]}
+    return {**plain(machine), FINDINGS_KEY: [finding.to_json() for finding in findings]}
 
 
 def render(machine: Machine, findings: Sequence[Finding]) -> str:

@@ -35,7 +35,9 @@ class Finding:
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{head}\n  why: {self.why}\n  do:  {self.do}"
+        text = f"{head}\n  why: {self.why}\n  do:  {self.do}"
+        # Keys of files and lines of logs are quoted here; what they hold must not steer a terminal.
+        return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
 
     def to_json(self) -> dict[str, str]:
         """The finding as a JSON object; `where` is left out when no file is at fault."""

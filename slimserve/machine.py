@@ -7,13 +7,12 @@ do). A fact that nobody could read is None, or "unknown"; it is never filled in.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
-
-from slimserve.validate import Strict, validate
+from slimserve.shapes import Between, Matching, Satisfying, plain
+from slimserve.validate import validate
 from slimserve.yaml_source import read_document
 
 GIB = 1 << 30
@@ -24,19 +23,17 @@ MigState = Literal["off", "on", "instance", "unknown"]
 Link = Literal["nvlink", "p2p", "none", "unknown"]
 
 
-def _printable(text: str) -> str:
+def _printable(text: str) -> str | None:
     # These texts are printed on terminals; a control sequence in a machine file must not reach one.
-    if not text.isprintable():
-        raise ValueError("holds a character that cannot be printed")
-    return text
+    return None if text.isprintable() and 0 < len(text) <= 4096 else "it is empty, too long, or cannot be printed"
 
 
-Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
+Text = Annotated[str, Satisfying(_printable)]
 # An exbibyte: more than any machine has, so a value above it is a slip of units.
-Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
-SomeBytes = Annotated[int, Field(gt=0, le=1 << 60)]
-GpuIndex = Annotated[int, Field(ge=0, le=4095)]
-Port = Annotated[int, Field(ge=1, le=65535)]
+Bytes = Annotated[int, Between(0, 1 << 60)]
+SomeBytes = Annotated[int, Between(1, 1 << 60)]
+GpuIndex = Annotated[int, Between(0, 4095)]
+Port = Annotated[int, Between(1, 65535)]
 
 
 def _not_more(part: int | None, whole: int | None, part_name: str, whole_name: str) -> None:
@@ -44,10 +41,11 @@ def _not_more(part: int | None, whole: int | None, part_name: str, whole_name: s
         raise ValueError(f"{part_name} = {part} is more than {whole_name} = {whole}")
 
 
-class GpuProcess(Strict):
+@dataclass(frozen=True, kw_only=True)
+class GpuProcess:
     """A process that holds memory on a GPU."""
 
-    pid: Annotated[int, Field(ge=0, le=1 << 32)]
+    pid: Annotated[int, Between(0, 1 << 32)]
     """process id as the driver states it; inside a container it may be one of another namespace"""
     name: Text | None = None
     """name as the driver states it; null when it does not"""
@@ -55,7 +53,8 @@ class GpuProcess(Strict):
     """GPU memory that it holds, in bytes; null when the driver does not say"""
 
 
-class Gpu(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
     """One GPU, or one MIG instance of a GPU."""
 
     index: GpuIndex
@@ -64,7 +63,7 @@ class Gpu(Strict):
     """product name as the driver states it"""
     uuid: Text
     """the driver's identifier: GPU-... or MIG-..."""
-    capability: Annotated[str, Field(pattern=r"^[1-9][0-9]?\.[0-9]$")]
+    capability: Annotated[str, Matching(r"[1-9][0-9]?\.[0-9]", "major.minor, as 8.6")]
     """compute capability, major.minor: "8.6" """
     memory_bytes: SomeBytes
     """memory of the card or the slice, in bytes"""
@@ -74,49 +73,49 @@ class Gpu(Strict):
     """off; on (the card is cut into slices); instance (this is such a slice); unknown"""
     bar1_bytes: SomeBytes | None = None
     """size of the window through which the bus reaches GPU memory, in bytes; null when unknown"""
-    pcie_generation: Annotated[int, Field(ge=1, le=16)] | None = None
+    pcie_generation: Annotated[int, Between(1, 16)] | None = None
     """highest PCIe generation that card and slot agree on; null when unknown"""
-    pcie_width: Annotated[int, Field(ge=1, le=32)] | None = None
+    pcie_width: Annotated[int, Between(1, 32)] | None = None
     """PCIe lanes in use; null when unknown"""
-    numa_node: Annotated[int, Field(ge=0, le=4095)] | None = None
+    numa_node: Annotated[int, Between(0, 4095)] | None = None
     """NUMA node of the slot; null when unknown"""
     processes: tuple[GpuProcess, ...] = ()
     """processes that hold memory on it"""
-    peers: dict[GpuIndex, Link] = Field(default_factory=dict)
+    peers: dict[GpuIndex, Link] = field(default_factory=dict)
     """how it reaches each other GPU, by index; a GPU that is not named is unknown"""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         _not_more(self.free_bytes, self.memory_bytes, "free_bytes", "memory_bytes")
         for process in self.processes:
             _not_more(process.used_bytes, self.memory_bytes, f"used_bytes of process {process.pid}", "memory_bytes")
         if self.index in self.peers:
             raise ValueError(f"peers names the GPU itself, {self.index}")
-        return self
 
     def link(self, other: Gpu) -> Link:
         """How this GPU reaches `other`: "unknown" where nobody could tell."""
         return self.peers.get(other.index, "unknown")
 
 
-class Cpu(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Cpu:
     """The processors, as far as this process may use them."""
 
     name: Text | None = None
     """model name; null when unknown"""
     architecture: Text
     """as `uname -m` prints it"""
-    cores: Annotated[int, Field(ge=1, le=1 << 16)]
+    cores: Annotated[int, Between(1, 1 << 16)]
     """logical CPUs that this process may use: the affinity mask, cut by the cgroup's quota"""
-    sockets: Annotated[int, Field(ge=1, le=1024)] | None = None
+    sockets: Annotated[int, Between(1, 1024)] | None = None
     """processor packages; null when unknown"""
-    numa_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None
+    numa_nodes: Annotated[int, Between(1, 4096)] | None = None
     """NUMA nodes; null when unknown"""
     flags: tuple[Text, ...] = ()
     """those of avx2, avx512f, avx512_bf16, amx_bf16 that it has"""
 
 
-class Memory(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Memory:
     """Host memory and every limit on it that binds this process. All sizes in bytes."""
 
     total_bytes: SomeBytes
@@ -134,13 +133,11 @@ class Memory(Strict):
     shm_free_bytes: Bytes
     """free space in /dev/shm, in bytes"""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         _not_more(self.available_bytes, self.total_bytes, "available_bytes", "total_bytes")
         _not_more(self.shm_free_bytes, self.shm_total_bytes, "shm_free_bytes", "shm_total_bytes")
         if (self.cgroup_limit_bytes is None) != (self.cgroup_used_bytes is None):
             raise ValueError("cgroup_limit_bytes and cgroup_used_bytes belong together: give both, or null for both")
-        return self
 
     @property
     def usable_bytes(self) -> int:
@@ -151,7 +148,8 @@ class Memory(Strict):
         return min(self.available_bytes, max(0, self.cgroup_limit_bytes - self.cgroup_used_bytes))
 
 
-class Disk(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Disk:
     """The file system of the cache folder."""
 
     path: Text
@@ -163,13 +161,12 @@ class Disk(Strict):
     writable: bool
     """whether the folder, or the deepest folder above it that exists, can be written to"""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         _not_more(self.free_bytes, self.total_bytes, "free_bytes", "total_bytes")
-        return self
 
 
-class GpuProblem(Strict):
+@dataclass(frozen=True, kw_only=True)
+class GpuProblem:
     """Why GPUs could not be read, at all or in part."""
 
     what: Text
@@ -180,7 +177,8 @@ class GpuProblem(Strict):
     """how to mend it"""
 
 
-class Machine(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Machine:
     """Everything that a plan may know about a machine."""
 
     source: Text = "a machine file"
@@ -197,7 +195,7 @@ class Machine(Strict):
     """version of the GPU driver; null when there is none or it is unknown"""
     gpus: tuple[Gpu, ...]
     """the GPUs that a program started here would see, in the order in which it would see them; may be empty"""
-    hidden_gpus: Annotated[int, Field(ge=0, le=4096)] = 0
+    hidden_gpus: Annotated[int, Between(0, 4096)] = 0
     """GPUs that exist and that CUDA_VISIBLE_DEVICES hides"""
     gpu_problem: GpuProblem | None = None
     """why GPUs could not be read, at all or in part; null when all went well"""
@@ -206,8 +204,7 @@ class Machine(Strict):
     kernel_parameters: Text | None = None
     """boot parameters that touch traffic between GPUs (IOMMU, PCI); null when none is set or they cannot be read"""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         for name, values in (("index", [g.index for g in self.gpus]), ("uuid", [g.uuid for g in self.gpus])):
             twice = sorted(str(value) for value, count in Counter[object](values).items() if count > 1)
             if twice:
@@ -217,7 +214,6 @@ class Machine(Strict):
             strangers = sorted(set(gpu.peers) - known)
             if strangers:
                 raise ValueError(f"gpus: peers of GPU {gpu.index} names GPU {strangers[0]}, which is not listed")
-        return self
 
 
 def load_machine(path: Path) -> Machine:
@@ -237,7 +233,7 @@ def load_machine(path: Path) -> Machine:
         document = replace(document, data={key: value for key, value in document.data.items() if key != FINDINGS_KEY})
     machine = validate(Machine, document)
     shown = "".join(letter if letter.isprintable() else "?" for letter in str(path))
-    return machine.model_copy(update={"source": shown})
+    return replace(machine, source=shown)
 
 
 def dump_machine(machine: Machine) -> str:
@@ -263,5 +259,5 @@ def dump_machine(machine: Machine) -> str:
             return [quote(item) for item in value]
         return value
 
-    data = quote(machine.model_dump(mode="python"))
+    data = quote(plain(machine))
     return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=4096, default_flow_style=False)

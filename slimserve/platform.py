@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
 from slimserve.profile import Bytes, Count, Id, Setting, Text
-from slimserve.validate import Strict
+from slimserve.shapes import Matching
 
 # Boards report a little less than their label says (reserved pages, ECC); another card of the family reports far less.
 MEMORY_TOLERANCE = 0.03
 
 
-class Accelerators(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Accelerators:
     """The GPUs of a platform: all alike."""
 
     name: Text
     """the product name as the driver reports it"""
-    capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")]
+    capability: Annotated[str, Matching(r"[0-9]{1,2}\.[0-9]", "major.minor")]
     """CUDA compute capability"""
     count: Count
     memory_bytes: Bytes
@@ -37,7 +37,8 @@ class Accelerators(Strict):
         return int(self.memory_bytes * (1 + MEMORY_TOLERANCE))
 
 
-class Needs(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Needs:
     """What the machine must have, each with its reason."""
 
     memory_bytes: Setting[Bytes]
@@ -48,13 +49,14 @@ class Needs(Strict):
     """locked memory that a process may have"""
     cores: Setting[Count] | None = None
     cpu_flags: Setting[tuple[Text, ...]] | None = None
-    driver: Setting[Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)*$")]] | None = None
+    driver: Setting[Annotated[str, Matching(r"[0-9]+(\.[0-9]+)*", "numbers and dots")]] | None = None
     """lowest driver version"""
     peer_access: Setting[Literal["required", "recommended"]] | None = None
     """whether the GPUs must reach each other's memory"""
 
 
-class Platform(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Platform:
     """One kind of machine."""
 
     id: Id
@@ -66,10 +68,8 @@ class Platform(Strict):
     gpus: Accelerators | None = None
     needs: Needs
 
-    @model_validator(mode="after")
-    def _kind_matches(self) -> Platform:
+    def __post_init__(self) -> None:
         if (self.kind == "cuda") != (self.gpus is not None):
             raise ValueError("kind cuda needs `gpus`, kind cpu has none")
         if self.kind == "cuda" and self.needs.driver is None:
             raise ValueError("kind cuda needs needs.driver")
-        return self

@@ -12,22 +12,12 @@ from dataclasses import dataclass
 from slimserve.model import Model, QuantisedTensor
 from slimserve.platform import Platform
 from slimserve.profile import Profile
-from slimserve.yaml_source import Loc
+from slimserve.shapes import Loc, Problem
 
 # Reasoning and tool parsers of the engine that were written for the same output format.
 PARSER_PAIRS = {"qwen3": frozenset({"qwen3_xml", "qwen3_coder"})}
 
 GREEDY_TEMPERATURE = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something wrong at one key of a profile; the registry adds file and line."""
-
-    loc: Loc
-    what: str
-    why: str
-    do: str
 
 
 @dataclass(frozen=True, slots=True)

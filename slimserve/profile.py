@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import Field, model_validator
-
-from slimserve.validate import Strict
+from slimserve.shapes import Between, Matching, Satisfying, fields_of
 
 T = TypeVar("T")
 
-Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
-Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
-Count = Annotated[int, Field(ge=1, le=1 << 20)]
-Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
-Seconds = Annotated[int, Field(ge=1, le=86_400)]
+
+def not_empty(value: tuple[object, ...]) -> str | None:
+    """A complaint about a list without items."""
+    return None if value else "it must have at least one item"
 
 
-class Evidence(Strict):
+Id = Annotated[str, Matching(r"[a-z0-9][a-z0-9.-]{0,63}", "lower-case letters, digits, dots and hyphens, at most 64")]
+Text = Annotated[str, Matching(r"(?s).*\S.*", "more than blanks")]
+Count = Annotated[int, Between(1, 1 << 20)]
+Bytes = Annotated[int, Between(0, 1 << 60)]
+Variable = Annotated[str, Matching(r"[A-Z][A-Z0-9_]*", "capitals, digits and underscores")]
+Seconds = Annotated[int, Between(1, 86_400)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
     """Where a value comes from: exactly one of a receipt, a published source, a derivation or a policy."""
 
     receipt: Text | None = None
@@ -34,14 +41,12 @@ class Evidence(Strict):
     policy: Id | None = None
     """id of a policy that fixes the value"""
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> Evidence:
+    def __post_init__(self) -> None:
         kinds = [name for name in ("receipt", "published", "derived", "policy") if getattr(self, name) is not None]
         if len(kinds) != 1:
             raise ValueError(f"exactly one of receipt, published, derived, policy is needed, {len(kinds)} given")
         if (self.published is None) != (self.section is None) or (self.published is None) != (self.figure is None):
             raise ValueError("published evidence names its source, section and figure; no other kind has the last two")
-        return self
 
     def __str__(self) -> str:
         if self.published is not None:
@@ -52,7 +57,8 @@ class Evidence(Strict):
         raise AssertionError("unreachable: one kind is always set")
 
 
-class Setting(Strict, Generic[T]):
+@dataclass(frozen=True, kw_only=True)
+class Setting(Generic[T]):
     """A value with the reason for it and the evidence behind the reason."""
 
     value: T
@@ -63,44 +69,50 @@ class Setting(Strict, Generic[T]):
     """where the value comes from"""
 
 
-class Speculation(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
     """Speculative decoding, as the engine's `speculative_config`."""
 
     method: Literal["mtp", "ngram"]
-    num_speculative_tokens: Annotated[int, Field(ge=1, le=16)]
+    num_speculative_tokens: Annotated[int, Between(1, 16)]
     index_share_for_mtp_iteration: bool | None = None
 
 
-class Compilation(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
     """CUDA graphs, as the engine's `compilation_config`."""
 
     cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
-    cudagraph_capture_sizes: Annotated[tuple[Count, ...], Field(min_length=1)]
+    cudagraph_capture_sizes: Annotated[tuple[Count, ...], Satisfying(not_empty)]
 
 
-class Engram(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Engram:
     """Where the n-gram embedding table lives, as the engine's `engram_config`."""
 
     cpu_offload: bool
 
 
-class TemplateDefaults(Strict):
+@dataclass(frozen=True, kw_only=True)
+class TemplateDefaults:
     """Arguments that the chat template gets when a request gives none."""
 
     reasoning_effort: Literal["low", "medium", "xhigh"] | None = None
     enable_thinking: bool | None = None
 
 
-class Sampling(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
     """Sampling parameters, as a model's authors ship them."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)]
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=1 << 20)] = 0
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
+    temperature: Annotated[float, Between(0, 2)]
+    top_p: Annotated[float, Between(0, 1)] = 1.0
+    top_k: Annotated[int, Between(0, 1 << 20)] = 0
+    repetition_penalty: Annotated[float, Between(0, 2)] = 1.0
 
 
-class Engine(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Engine:
     """Settings of the engine by the engine's own names; `engine/command.py` turns them into its command line."""
 
     dtype: Setting[Literal["bfloat16", "float16", "float32"]]
@@ -125,9 +137,9 @@ class Engine(Strict):
     enable_expert_parallel: Setting[bool] | None = None
     all2all_backend: Setting[Text] | None = None
     disable_custom_all_reduce: Setting[bool] | None = None
-    gpu_memory_utilization: Setting[Annotated[float, Field(gt=0, lt=1)]] | None = None
-    kv_cache_memory_bytes: Setting[Annotated[int, Field(ge=1 << 20, le=1 << 50)]] | None = None
-    block_size: Setting[Annotated[int, Field(ge=1, le=1 << 16)]] | None = None
+    gpu_memory_utilization: Setting[Annotated[float, Between(0, 1, open_ends=True)]] | None = None
+    kv_cache_memory_bytes: Setting[Annotated[int, Between(1 << 20, 1 << 50)]] | None = None
+    block_size: Setting[Annotated[int, Between(1, 1 << 16)]] | None = None
     mamba_cache_mode: Setting[Literal["align", "none"]] | None = None
     mamba_ssm_cache_dtype: Setting[Literal["float32", "bfloat16"]] | None = None
     async_scheduling: Setting[bool] | None = None
@@ -148,7 +160,8 @@ class Engine(Strict):
     enable_prompt_tokens_details: Setting[bool] | None = None
 
 
-class Serve(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Serve:
     """Deadlines of the supervisor."""
 
     load_seconds: Setting[Seconds]
@@ -159,14 +172,16 @@ class Serve(Strict):
     """from SIGTERM to SIGKILL"""
 
 
-class NotCarried(Strict):
+@dataclass(frozen=True, kw_only=True)
+class NotCarried:
     """Something that a reader could expect of the profile and that it does not do."""
 
     what: Text
     why: Text
 
 
-class Profile(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Profile:
     """One configuration that may be run."""
 
     id: Id
@@ -187,7 +202,7 @@ class Profile(Strict):
     """the embedded default, which `slimserve` offers first"""
     engine: Engine
     """what the engine is told"""
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Setting[str]] = Field(default={})
+    environment: dict[Variable, Setting[str]] = field(default_factory=dict)
     """environment variables of the engine's processes"""
     serve: Serve
     """deadlines of the supervisor"""
@@ -198,14 +213,9 @@ class Profile(Strict):
         """Every setting that the profile states, by key path, in the order of the schema."""
         for section in ("engine", "serve"):
             part = getattr(self, section)
-            for name in type(part).model_fields:
-                setting = getattr(part, name)
+            for key in fields_of(type(part)):
+                setting = getattr(part, key.name)
                 if setting is not None:
-                    yield f"{section}.{name}", setting
+                    yield f"{section}.{key.name}", setting
         for name, setting in self.environment.items():
             yield f"environment.{name}", setting
-
-
-def plain(value: Any) -> Any:
-    """A setting's value as JSON data, without the keys that were left out."""
-    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, Strict) else value

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import pydantic
-from pydantic import Field
-
 from slimserve.errors import Finding, RegistryError, UsageError, raise_if_any
 from slimserve.model import Model
 from slimserve.platform import Platform
-from slimserve.policies import BY_ID, Problem, Subject, broken
-from slimserve.profile import Id, Profile, Text, plain
-from slimserve.validate import Strict, nearest, validate
+from slimserve.policies import BY_ID, Subject, broken
+from slimserve.profile import Id, Profile, Text
+from slimserve.shapes import Matching, Problem, nearest, plain
+from slimserve.validate import validate
 from slimserve.yaml_source import Document, read_document
 
-M = TypeVar("M", bound=pydantic.BaseModel)
+M = TypeVar("M", Profile, Model, Platform)
 
 # Words that say nothing by themselves: a reason made of these, its key and its value is no reason.
 _FILLER = frozenset(
@@ -34,16 +32,18 @@ _WORD = re.compile(r"[a-z0-9.]+")
 MIN_REASON_WORDS = 4
 
 
-class Source(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Source:
     """A public text that evidence cites."""
 
     title: Text
     publisher: Text
-    date: Annotated[str, Field(pattern=r"^20[0-9]{2}(-[0-9]{2}){0,2}$")]
+    date: Annotated[str, Matching(r"20[0-9]{2}(-[0-9]{2}){0,2}", "a date such as 2026-08")]
     url: Text | None = None
 
 
-class Sources(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Sources:
     """profiles/sources.yaml"""
 
     sources: dict[Id, Source]
@@ -136,7 +136,7 @@ def _read_all(kind: type[M], folder: Path, problems: list[Finding], skip: str = 
         except RegistryError as error:
             problems += error.findings
             continue
-        key: str = item.id  # type: ignore[attr-defined]  # every kind of file has one
+        key = item.id
         if key != path.stem:
             problems.append(
                 Finding(

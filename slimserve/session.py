@@ -124,7 +124,7 @@ def open_session(
     """
     from slimserve.errors import UsageError
     from slimserve.registry import load_registry
-    from slimserve.validate import nearest
+    from slimserve.shapes import nearest
 
     own = environment.get("SLIMSERVE_PROFILES")
     registry = load_registry(Path(own) if own else paths.profiles_folder(), command.OWNED)

@@ -17,12 +17,12 @@ from pathlib import Path
 import yaml
 
 from slimserve.errors import Finding, RegistryError
+from slimserve.shapes import Loc
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
 MAX_DIGITS = 40
 
-Loc = tuple[str | int, ...]
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

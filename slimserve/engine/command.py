@@ -11,7 +11,7 @@ from typing import Any
 
 from slimserve.plan import Plan
 from slimserve.policies import BY_ID
-from slimserve.profile import plain
+from slimserve.shapes import plain
 
 ENGINE_VERSION = "0.32.0"
 ENTRY = "slimserve.engine.launch"
@@ -153,7 +153,7 @@ def flags(name: str, value: Any) -> tuple[str, ...]:
 def _rows(plan: Plan) -> Iterator[Row]:
     for key, setting in plan.subject.profile.settings():
         section, name = key.split(".", 1)
-        value = plain(setting.value)
+        value = plain(setting.value, defaults=False)
         yield Row(key, value, flags(name, value) if section == "engine" else (), setting.why, str(setting.evidence))
     for name, value, policy in FIXED:
         yield Row(name, value, flags(name, value), BY_ID[policy].reason, f"policy: {policy}")

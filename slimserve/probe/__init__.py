@@ -29,8 +29,6 @@ def read_machine(cache_folder: Path, environ: Mapping[str, str], root: Path = Pa
     """
     import os
 
-    from pydantic import ValidationError
-
     from slimserve.errors import Finding, Refused
     from slimserve.machine import Machine
     from slimserve.probe.gpus import read_gpus
@@ -52,11 +50,10 @@ def read_machine(cache_folder: Path, environ: Mapping[str, str], root: Path = Pa
             listening_ports=read_listening_ports(root),
             kernel_parameters=read_kernel_parameters(root),
         )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+    except ValueError as error:
         raise Refused(
             Finding(
-                f"what the system says about this machine contradicts itself: {first['msg']}",
+                f"what the system says about this machine contradicts itself: {error}",
                 "a plan on numbers that cannot be true would be a guess",
                 "describe the machine in a file and pass --machine FILE",
             )

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from slimserve.machine import Gpu, GpuProblem, GpuProcess
+from slimserve.machine import Gpu, GpuProblem
 from slimserve.probe.child import COMMAND, DEADLINE_SECONDS, ask_driver
 from slimserve.probe.problems import HALF_DO, HALF_WHY, LOOK, Problem, combine, group_failures, init_remedy
 from slimserve.probe.text import printable, read_text
 from slimserve.probe.visible import Candidate, Selection, select
+from slimserve.shapes import ShapeError, build
 
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
@@ -146,9 +145,7 @@ def reading(answer: dict[str, Any], environ: Mapping[str, str], root: Path) -> G
     known = {gpu.index for gpu in gpus}
     return GpuReading(
         driver=printable(answer["driver"]) if answer["driver"] else None,
-        gpus=tuple(
-            gpu.model_copy(update={"peers": {i: link for i, link in gpu.peers.items() if i in known}}) for gpu in gpus
-        ),
+        gpus=tuple(replace(gpu, peers={i: link for i, link in gpu.peers.items() if i in known}) for gpu in gpus),
         hidden_gpus=len(cards) - len(shown),
         gpu_problem=combine(problems),
     )
@@ -169,35 +166,33 @@ def _gpu(index: int, thing: dict[str, Any], root: Path) -> Gpu | Problem:
             f"GPU {card['index']} is left out: the driver does not give its {', '.join(lacking)}", why, HALF_DO
         )
     try:
-        return Gpu(
-            index=index,
-            name=printable(thing["name"]),
-            uuid=printable(thing["uuid"]),
-            capability=card["capability"],
-            memory_bytes=thing["memory_bytes"],
-            free_bytes=thing["free_bytes"],
-            mig="instance" if slice_ else card["mig"],
-            bar1_bytes=card["bar1_bytes"],
-            pcie_generation=card["pcie_generation"],
-            pcie_width=card["pcie_width"],
-            numa_node=_numa_node(root, card["bus_id"]),
-            # What runs on the card as a whole is not known to run on this slice of it.
-            processes=() if slice_ else tuple(_process(process) for process in card["processes"]),
-            peers={} if slice_ else {int(other): link for other, link in card["peers"].items()},
+        return build(
+            Gpu,
+            {
+                "index": index,
+                "name": printable(thing["name"]),
+                "uuid": printable(thing["uuid"]),
+                "capability": card["capability"],
+                "memory_bytes": thing["memory_bytes"],
+                "free_bytes": thing["free_bytes"],
+                "mig": "instance" if slice_ else card["mig"],
+                "bar1_bytes": card["bar1_bytes"],
+                "pcie_generation": card["pcie_generation"],
+                "pcie_width": card["pcie_width"],
+                "numa_node": _numa_node(root, card["bus_id"]),
+                # What runs on the card as a whole is not known to run on this slice of it.
+                "processes": [] if slice_ else [_process(process) for process in card["processes"]],
+                "peers": {} if slice_ else card["peers"],
+            },
         )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        return Problem(
-            f"GPU {card['index']} is left out: the driver's answer contradicts itself: {key} {first['msg']}",
-            why,
-            HALF_DO,
-        )
+    except ShapeError as error:
+        what = f"GPU {card['index']} is left out: the driver's answer contradicts itself: {error}"
+        return Problem(what, why, HALF_DO)
 
 
-def _process(process: dict[str, Any]) -> GpuProcess:
+def _process(process: dict[str, Any]) -> dict[str, Any]:
     name = process["name"]
-    return GpuProcess(pid=process["pid"], name=printable(name) if name else None, used_bytes=process["used_bytes"])
+    return {"pid": process["pid"], "name": printable(name) if name else None, "used_bytes": process["used_bytes"]}
 
 
 def _of_the_variables(selection: Selection, environ: Mapping[str, str], cards: list[dict[str, Any]]) -> list[Problem]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from slimserve.errors import Failed, Finding
 from slimserve.model import Geometry
+from slimserve.shapes import plain
 from slimserve.weights import safetensors_file, store
 from slimserve.weights.manifest_file import Manifest, ManifestFile
 
@@ -124,12 +125,12 @@ def check_config(folder: Path, geometry: Geometry) -> list[Finding]:
         config = _read_json(path)
         text = config.get("text_config", config)
         where = "text_config." if text is not config else ""
-        values = {name: text.get(name) for name in Geometry.model_fields}
+        values = {name: text.get(name) for name in Geometry.__dataclass_fields__}
     except (OSError, ValueError, AttributeError) as error:
         return [_finding(path, "config.json is not a readable JSON object", str(error))]
     findings = []
     do = "mend the geometry of the model file, or the revision that it pins: one of them is of another model"
-    for name, wanted in geometry.model_dump(exclude_none=True).items():
+    for name, wanted in plain(geometry, defaults=False).items():
         found = values[name]
         if found == wanted and type(found) is type(wanted):
             continue

@@ -11,8 +11,8 @@ import pytest
 
 from slimserve.engine import command, torchvision_cpu
 from slimserve.plan import WeightsOnDisk, describe, make_plan
-from slimserve.profile import plain
 from slimserve.registry import load_registry
+from slimserve.shapes import plain
 
 PROFILES = Path(__file__).parent.parent.parent / "profiles"
 NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml") if path.stem != "sources")
@@ -57,7 +57,7 @@ def expect(got: Any, wanted: Any, key: str) -> None:
 @pytest.mark.parametrize("profile_id", NAMES)
 def test_the_parsed_command_is_the_profile(parser: Any, profile_id: str) -> None:
     profile, _, parsed = parse(parser, profile_id)
-    stated = [name for name in type(profile.engine).model_fields if getattr(profile.engine, name) is not None]
+    stated = [name for name in profile.engine.__dataclass_fields__ if getattr(profile.engine, name) is not None]
     assert len(stated) >= 10
     for name in stated:
         expect(getattr(parsed, name), plain(getattr(profile.engine, name).value), name)
@@ -71,7 +71,7 @@ def test_the_parsed_command_is_the_profile(parser: Any, profile_id: str) -> None
 @pytest.mark.parametrize("profile_id", NAMES)
 def test_nothing_but_the_profile_departs_from_the_defaults(parser: Any, profile_id: str) -> None:
     profile, _, parsed = parse(parser, profile_id)
-    ours = {*type(profile.engine).model_fields, *(name for name, _, _ in command.FIXED)}
+    ours = {*profile.engine.__dataclass_fields__, *(name for name, _, _ in command.FIXED)}
     ours |= {"model", "served_model_name", "host", "port"}
     default = parser.parse_args([])
     for name, value in vars(parsed).items():

@@ -37,7 +37,8 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = DEADLINE_SE
 class FakeEngine:
     """The fake engine of tests/fakes, and what it has seen."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, process: subprocess.Popen[str]) -> None:
+        self.process = process
         self.root = f"http://127.0.0.1:{port}"
         self.base_url = f"{self.root}/v1"
 
@@ -66,7 +67,7 @@ def fake_engine(*switches: str, key: str = "") -> Iterator[FakeEngine]:
             port = next(int(line.split()[-1]) for line in process.stdout if line.startswith("listening on "))
             # Its log is read to the end, or a full pipe would hold it up.
             threading.Thread(target=process.stdout.read, daemon=True).start()
-            yield FakeEngine(port)
+            yield FakeEngine(port, process)
         finally:
             process.kill()
             process.wait()

@@ -61,7 +61,7 @@ def test_the_environment_of_the_profile_wins_and_says_so(plan: Plan) -> None:
     for name in (
         "VLLM_NO_USAGE_STATS",
         "VLLM_ATTENTION_BACKEND",
-                "OMP_NUM_THREADS",
+        "OMP_NUM_THREADS",
         "PYTHONPATH",
     ):
         assert f"your {name} " in notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def load(name: str) -> Machine:
 
 def changed(name: str, part: str, **values: Any) -> Machine:
     machine = load(name)
-    return machine.model_copy(update={part: getattr(machine, part).model_copy(update=values)})
+    return replace(machine, **{part: replace(getattr(machine, part), **values)})
 
 
 def whats(machine: Machine) -> list[str]:
@@ -73,9 +74,9 @@ def test_what_is_found(name: str, expected: list[str]) -> None:
 
 
 def test_gpus_that_are_all_hidden_are_a_finding_and_some_are_not() -> None:
-    none_left = load("cpu-only").model_copy(update={"hidden_gpus": 2})
+    none_left = replace(load("cpu-only"), hidden_gpus=2)
     assert whats(none_left) == ["all 2 GPUs are hidden by CUDA_VISIBLE_DEVICES"]
-    assert whats(load("rtx3090x8").model_copy(update={"hidden_gpus": 2})) == []
+    assert whats(replace(load("rtx3090x8"), hidden_gpus=2)) == []
 
 
 def test_only_several_gpus_need_shared_memory() -> None:
@@ -101,15 +102,15 @@ def test_a_group_limit_above_the_memory_is_none() -> None:
 
 def test_links_that_are_off_for_some_are_named_with_the_boot_parameters() -> None:
     machine = load("rtx3090x8")
-    first = machine.gpus[0].model_copy(update={"peers": {**machine.gpus[0].peers, 3: "none"}})
-    machine = machine.model_copy(update={"gpus": (first, *machine.gpus[1:]), "kernel_parameters": "iommu=on"})
+    first = replace(machine.gpus[0], peers={**machine.gpus[0].peers, 3: "none"})
+    machine = replace(machine, gpus=(first, *machine.gpus[1:]), kernel_parameters="iommu=on")
     assert whats(machine) == ["no peer-to-peer access between GPU 0 and 3; the kernel was started with iommu=on"]
 
 
 def test_over_nvlink_the_window_does_not_matter() -> None:
     machine = load("h200x2")
-    narrow: list[Gpu] = [gpu.model_copy(update={"bar1_bytes": GIB}) for gpu in machine.gpus]
-    assert whats(machine.model_copy(update={"gpus": tuple(narrow)})) == []
+    narrow: list[Gpu] = [replace(gpu, bar1_bytes=GIB) for gpu in machine.gpus]
+    assert whats(replace(machine, gpus=tuple(narrow))) == []
 
 
 def test_what_is_unknown_is_no_finding() -> None:
@@ -122,9 +123,7 @@ def test_what_is_unknown_is_no_finding() -> None:
         "pcie_width": None,
         "pcie_generation": None,
     }
-    blank = machine.model_copy(
-        update={"gpus": tuple(gpu.model_copy(update=update) for gpu in machine.gpus), "driver": None}
-    )
+    blank = replace(machine, gpus=tuple(replace(gpu, **update) for gpu in machine.gpus), driver=None)
     assert findings(blank) == ()
     text = render(blank, ())
     assert "MIG unknown" in text
@@ -137,7 +136,7 @@ def test_the_json_form_holds_the_findings_and_reads_back_as_the_machine(tmp_path
     assert [finding["what"] for finding in data["findings"]] == whats(machine)
     path = tmp_path / "m.json"
     path.write_text(json.dumps(data))
-    assert load_machine(path).model_copy(update={"source": machine.source}) == machine
+    assert replace(load_machine(path), source=machine.source) == machine
 
 
 def test_every_finding_says_why_and_what_to_do() -> None:

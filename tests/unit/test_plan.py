@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from slimserve.errors import Refused
 from slimserve.machine import GpuProblem, Machine
 from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan, matches
 from slimserve.registry import Registry, load_registry
+from slimserve.shapes import build, plain
 
 GOOD = Path(__file__).parent.parent / "registry"
 REAL = Path(__file__).parent.parent.parent / "profiles"
@@ -32,14 +34,14 @@ def rack(registry: Registry) -> Machine:
 
 def change(machine: Machine, **fields: Any) -> Machine:
     """`machine` with fields of any part replaced, validated again."""
-    data = machine.model_dump(mode="json")
+    data = plain(machine)
     for path, value in fields.items():
         target = data
         *parents, last = path.split("__")
         for part in parents:
             target = target[int(part)] if part.isdigit() else target[part]
         target[last] = value
-    return Machine.model_validate_json(json.dumps(data))
+    return build(Machine, data)
 
 
 def refuse(registry: Registry, machine: Machine, profile: str = "expert-fp8-rack", **kwargs: Any) -> str:
@@ -67,9 +69,9 @@ def keep(count: int) -> Callable[[dict[str, Any]], None]:
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5, 7])
 def test_too_few_gpus_names_found_needed_and_legal_counts(registry: Registry, rack: Machine, count: int) -> None:
-    data = rack.model_dump(mode="json")
+    data = plain(rack)
     keep(count)(data)
-    text = refuse(registry, Machine.model_validate_json(json.dumps(data)))
+    text = refuse(registry, build(Machine, data))
     assert "needed: 8 x NVIDIA GeForce RTX 3090" in text
     assert (f"GPUs found: {count} x NVIDIA GeForce RTX 3090" if count else "GPUs found: none") in text
     assert "can be split over 1, 2, 4, 8" in text
@@ -111,11 +113,11 @@ def test_a_busy_card_is_named_with_its_process(registry: Registry, rack: Machine
 
 
 def test_an_idle_card_is_taken_instead_of_a_busy_one(registry: Registry, rack: Machine) -> None:
-    data = rack.model_dump(mode="json")
+    data = plain(rack)
     spare = {**data["gpus"][7], "index": 8, "uuid": "GPU-spare", "peers": {}}
     data["gpus"].append(spare)
     data["gpus"][0]["free_bytes"] = 0
-    machine = Machine.model_validate_json(json.dumps(data))
+    machine = build(Machine, data)
     plan = make_plan(registry.subject(registry.profiles["expert-fp8-rack"]), machine, WEIGHTS)
     assert [gpu.index for gpu in plan.gpus] == [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -131,7 +133,7 @@ def test_a_newer_driver_is_compared_by_number(registry: Registry, rack: Machine)
 
 def test_inspection_that_failed_is_told_and_nothing_is_guessed(registry: Registry, rack: Machine) -> None:
     problem = GpuProblem(what="nvmlInit failed: Driver/library version mismatch", why="no GPU is known", do="reboot")
-    machine = rack.model_copy(update={"gpus": (), "gpu_problem": problem})
+    machine = replace(rack, gpus=(), gpu_problem=problem)
     text = refuse(registry, machine)
     assert "GPUs could not be read: nvmlInit failed" in text
     assert "do:  reboot" in text

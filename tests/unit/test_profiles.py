@@ -24,7 +24,7 @@ CHECKPOINTS = {
 
 def platform_settings() -> Iterator[tuple[str, Setting[Any]]]:
     for platform in REGISTRY.platforms.values():
-        for name in type(platform.needs).model_fields:
+        for name in platform.needs.__dataclass_fields__:
             setting = getattr(platform.needs, name)
             if setting is not None:
                 yield f"{platform.id}.{name}", setting

@@ -10,6 +10,7 @@ from weights_support import manifest_of, put, shard, sharded
 
 from slimserve.errors import Failed
 from slimserve.model import Geometry
+from slimserve.shapes import plain
 from slimserve.weights import check, check_config
 from slimserve.weights.safetensors_file import MAX_HEADER_BYTES, Tensor, read_header, write
 
@@ -141,18 +142,16 @@ def geometry(**more: int) -> Geometry:
 
 
 def test_a12_config_of_the_text_part_is_the_one_that_counts(tmp_path: Path) -> None:
-    right = geometry(num_experts=512).model_dump(exclude_none=True)
+    right = plain(geometry(num_experts=512), defaults=False)
     for document in (right, {"hidden_size": 1, "text_config": right}):
         (tmp_path / "config.json").write_text(json.dumps(document))
         assert check_config(tmp_path, geometry(num_experts=512)) == []
 
 
 def test_a12_a_missing_field_is_a_finding_never_a_default(tmp_path: Path) -> None:
-    wrong = {**geometry().model_dump(exclude_none=True), "hidden_size": 577}
+    wrong = {**plain(geometry(), defaults=False), "hidden_size": 577}
     del wrong["head_dim"]
-    (tmp_path / "config.json").write_text(
-        json.dumps({**geometry().model_dump(exclude_none=True), "text_config": wrong})
-    )
+    (tmp_path / "config.json").write_text(json.dumps({**plain(geometry(), defaults=False), "text_config": wrong}))
     found = [finding.what for finding in check_config(tmp_path, geometry(num_experts=512))]
     assert found == [
         "text_config.hidden_size = 577, the model file says 576",

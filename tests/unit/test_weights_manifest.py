@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pydantic
 import pytest
 
 from slimserve.errors import RegistryError
 from slimserve.model import HuggingFace
+from slimserve.shapes import ShapeError, build
 from slimserve.weights import ManifestFile, read_manifest
 from slimserve.weights.manifest_file import MAX_BYTES, digest
 
@@ -128,5 +128,5 @@ def test_committed_manifests(name: str, shards: int, total: int) -> None:
 
 def test_a16_only_a_commit_pins_a_revision() -> None:
     for moving in ("main", "v1.0", "0123456", "0" * 39, "G" * 40, "A" * 40):
-        with pytest.raises(pydantic.ValidationError):
-            HuggingFace(repo="a/b", revision=moving)
+        with pytest.raises(ShapeError):
+            build(HuggingFace, {"repo": "a/b", "revision": moving})

