@@ -311,7 +311,11 @@ CASES = [
         "status: fast",
     ),
     Case(
-        "unknown dtype", BOX, "value: bfloat16\n    why: the check", "value: bf16\n    why: the check", ("bfloat16 or float16",)
+        "unknown dtype",
+        BOX,
+        "value: bfloat16\n    why: the check",
+        "value: bf16\n    why: the check",
+        ("bfloat16 or float16",),
     ),
     Case("dead alias", BOX, "[tiny]", "[expert-fp8-rack]", ("the alias expert-fp8-rack is dead",)),
     Case("two defaults", RACK, "status: published", "status: published\ndefault: true", ("second default",)),
