@@ -1,17 +1,19 @@
 """What `make serve` costs over the bare engine: time to the first token, and tokens a second.
 
-    python -m harness.serve_bench [--rounds 4] [--requests 24] [--tokens 64] [--port 8010]
+    python -m harness.serve_bench [--rounds 4] [--pairs 40] [--streams 4] [--tokens 32] [--port 8010]
 
-Each round starts both sides, the order swapped from round to round: `make serve`, and the same command line and
-environment (as `slimserve --plan --json` prints them) started by hand without supervisor. A side is timed from its
-start to the first token of a real completion, then streams batches of requests, and is stopped. The ratio of the
-rates has a bootstrap interval over batches, drawn round by round. Nothing is claimed by this program; it prints JSON.
+The two sides: `make serve`, and the same command line and environment (as `slimserve --plan --json` prints them)
+started by hand without a supervisor. First each is started and stopped in turn, the order swapped from round to
+round, and timed from its start to the first token of a real completion. Then both run at once, on two ports, and
+batches of streams go to one and the other in turn: the machine's moods then hit both sides of each pair, and the
+interval is that of the median of paired ratios. Nothing is claimed by this program; it prints JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import os
@@ -21,9 +23,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = "smollm2-135m-bf16-cpu"
@@ -76,85 +77,76 @@ def batch_rate(port: int, rng: random.Random, streams: int, tokens: int) -> floa
     return counted / elapsed
 
 
-def measure(
-    start: Callable[[], subprocess.Popen[bytes]], args: argparse.Namespace, rng: random.Random
-) -> dict[str, Any]:
-    """One side, once."""
+@contextlib.contextmanager
+def running(start: Callable[[int], subprocess.Popen[bytes]], port: int) -> Iterator[float]:
+    """A server on `port`, stopped at the end; gives the seconds from its start to its first token."""
     begin = time.perf_counter()
-    process = start()
+    process = start(port)
     try:
-        first = first_token_seconds(args.port, begin, process)
-        batch_rate(args.port, rng, args.streams, args.tokens)  # warms what the first token did not
-        rates = [batch_rate(args.port, rng, args.streams, args.tokens) for _ in range(args.batches)]
+        yield first_token_seconds(port, begin, process)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
-    return {"first_token_s": first, "rates": rates}
 
 
-def interval(served: list[list[float]], bare: list[list[float]], draws: int = 4000) -> tuple[float, float]:
-    """95% bootstrap interval of the ratio of mean rates, rounds and batches drawn with replacement."""
+def interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:
+    """95% bootstrap interval of the median of paired ratios."""
     rng = random.Random(0)
-    ratios = []
-    for _ in range(draws):
-        rounds = rng.choices(range(len(served)), k=len(served))
-        mine = [value for index in rounds for value in rng.choices(served[index], k=len(served[index]))]
-        other = [value for index in rounds for value in rng.choices(bare[index], k=len(bare[index]))]
-        ratios.append(statistics.fmean(mine) / statistics.fmean(other))
-    ratios.sort()
-    return ratios[int(0.025 * draws)], ratios[int(0.975 * draws)]
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
 def main() -> None:
     """Run the benchmark with this process's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=4, help="starts of each side")
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of batches")
     parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--port", type=int, default=8010)
     args = parser.parse_args()
     program = str(Path(sys.executable).with_name("slimserve"))
-    plan = json.loads(
-        subprocess.run(
-            [program, PROFILE, "--plan", "--json", "--port", str(args.port)], check=True, capture_output=True
-        ).stdout
-    )
 
-    def by_make() -> subprocess.Popen[bytes]:
-        return start_quietly(["make", "-s", "serve", f"PORT={args.port}"], dict(os.environ))
+    def by_make(port: int) -> subprocess.Popen[bytes]:
+        return start_quietly(["make", "-s", "serve", f"PORT={port}"], dict(os.environ))
 
-    def by_hand() -> subprocess.Popen[bytes]:
+    def by_hand(port: int) -> subprocess.Popen[bytes]:
+        show = [program, PROFILE, "--plan", "--json", "--port", str(port)]
+        plan = json.loads(subprocess.run(show, check=True, capture_output=True).stdout)
         passed = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
         return start_quietly(plan["argv"], {**passed, **plan["environment"]})
 
-    sides: dict[str, Callable[[], subprocess.Popen[bytes]]] = {"served": by_make, "bare": by_hand}
-    results: dict[str, list[dict[str, Any]]] = {"served": [], "bare": []}
-    rng = random.Random(1)
+    sides: dict[str, Callable[[int], subprocess.Popen[bytes]]] = {"served": by_make, "bare": by_hand}
+    first: dict[str, list[float]] = {"served": [], "bare": []}
     for turn in range(args.rounds):
         for side in sorted(sides, reverse=turn % 2 == 0):
-            results[side].append(measure(sides[side], args, rng))
-            print(f"round {turn} {side}: first token {results[side][-1]['first_token_s']:.2f} s, "
-                  f"{statistics.fmean(results[side][-1]['rates']):.1f} tok/s", file=sys.stderr)  # fmt: skip
-    first = {side: statistics.median(row["first_token_s"] for row in rows) for side, rows in results.items()}
-    rates = {side: [row["rates"] for row in rows] for side, rows in results.items()}
-    low, high = interval(rates["served"], rates["bare"])
-    mean = {side: statistics.fmean(rate for row in rows for rate in row) for side, rows in rates.items()}
-    ratio = mean["served"] / mean["bare"]
-    print(
-        json.dumps(
-            {
-                "profile": PROFILE,
-                "rounds": args.rounds,
-                "first_token_s": {side: round(value, 2) for side, value in first.items()},
-                "first_token_difference_s": round(first["served"] - first["bare"], 2),
-                "rate_ratio_served_to_bare": round(ratio, 4),
-                "rate_ratio_95": [round(low, 4), round(high, 4)],
-                "samples": results,
-            },
-            indent=1,
-        )
-    )
+            with running(sides[side], args.port) as seconds:
+                first[side].append(round(seconds, 2))
+            print(f"round {turn} {side}: first token after {seconds:.2f} s", file=sys.stderr)
+    rates: dict[str, list[float]] = {"served": [], "bare": []}
+    rng = random.Random(1)
+    with running(by_make, args.port), running(by_hand, args.port + 1):
+        ports = {"served": args.port, "bare": args.port + 1}
+        for pair in range(args.pairs + 1):
+            for side in sorted(ports, reverse=pair % 2 == 0):
+                rate = batch_rate(ports[side], rng, args.streams, args.tokens)
+                if pair > 0:  # the first pair warms both
+                    rates[side].append(round(rate, 2))
+    ratios = [served / bare for served, bare in zip(rates["served"], rates["bare"], strict=True)]
+    low, high = interval(ratios)
+    medians = {side: statistics.median(values) for side, values in first.items()}
+    result = {
+        "profile": PROFILE,
+        "first_token_s": {side: round(value, 2) for side, value in medians.items()},
+        "first_token_difference_s": round(medians["served"] - medians["bare"], 2),
+        "rate_ratio_served_to_bare": round(statistics.median(ratios), 4),
+        "rate_ratio_95": [round(low, 4), round(high, 4)],
+        "streams": args.streams,
+        "tokens": args.tokens,
+        "first_token_samples_s": first,
+        "rate_samples": rates,
+    }
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from slimserve import paths, weights
 from slimserve.engine import command
 from slimserve.engine.supervisor import Launch, Supervisor
-from slimserve.errors import Finding, Refused, UsageError
+from slimserve.errors import Finding, Refused, UsageError, raise_if_any
 from slimserve.plan import Plan
 from slimserve.profile import Profile
 from slimserve.session import Session
@@ -25,9 +25,11 @@ def say(text: str) -> None:
 
 
 def fetch(session: Session, profile: Profile) -> int:
-    """Download and verify the weights of `profile`."""
-    ready = prepare_weights(session, session.plan(profile))
-    say(f"{profile.id}: weights are complete in {ready}")
+    """Download and verify the weights of `profile`; what is damaged is fetched again."""
+    plan = session.plan(profile)
+    _fetch(session, plan)
+    _check(session, plan)
+    say(f"{profile.id}: weights are complete in {plan.weights.folder}")
     return 0
 
 
@@ -120,25 +122,45 @@ def launch(session: Session, profile: Profile, host: str, port: int) -> Supervis
 def prepare_weights(session: Session, plan: Plan) -> Path:
     """Have the weights of `plan` complete, whole and of the right shape.
 
+    What is not there is fetched. What is there and damaged is refused: a start is not the time to download it again
+    unasked, and a disk that loses files wants to be looked at.
+
     Returns:
         Their folder.
 
     Raises:
         Refused, Failed: they could not be had, or what is there is not what the model file says.
     """
-    subject = plan.subject
-    checkpoint = subject.model.checkpoints[subject.profile.quant]
-    files = session.manifest(subject)
-    folder = plan.weights.folder
+    if not plan.weights.folder.is_dir():
+        _fetch(session, plan)
+    _check(session, plan)
+    return plan.weights.folder
+
+
+def _fetch(session: Session, plan: Plan) -> None:
+    checkpoint = plan.subject.model.checkpoints[plan.subject.profile.quant]
     meter = Meter(sys.stderr)
     try:
-        weights.fetch(checkpoint, folder, files, meter, session.environment)
+        weights.fetch(checkpoint, plan.weights.folder, session.manifest(plan.subject), meter, session.environment)
     finally:
         meter.close()
-    findings = [*weights.check(folder, files), *weights.check_config(folder, subject.model.geometry)]
-    if findings:
-        raise Refused(*findings)
-    return folder
+
+
+def _check(session: Session, plan: Plan) -> None:
+    folder, files = plan.weights.folder, session.manifest(plan.subject)
+    findings = [*weights.check(folder, files), *weights.check_config(folder, plan.subject.model.geometry)]
+    if not findings and weights.state(folder, files).kind != "verified":
+        meter = Meter(sys.stderr)
+        try:
+            findings = weights.verify(folder, files, meter)
+        except OSError as error:
+            why = "without it every start would read all of the weights again"
+            raise Refused(
+                Finding(f"the stamp of {folder} cannot be written: {error.strerror}", why, "make it writable once")
+            ) from None
+        finally:
+            meter.close()
+    raise_if_any(Refused, findings)
 
 
 def _key(session: Session) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -179,3 +180,16 @@ def test_sigterm_while_serving_ends_with_zero(smollm2_folder: Path, tmp_path: Pa
     assert started.stop() == 0
     assert [process for pid in pids if (process := procfs.read(pid)) is not None and process.alive] == []
     assert "engine.log" in "".join(started.words)
+
+
+def test_kill_9_of_the_command_leaves_no_engine_process(smollm2_folder: Path, tmp_path: Path) -> None:
+    started = Server.start(tmp_path, key=None)
+    started.wait_for("ready http://")
+    pids = family(started.process.pid)
+    assert len(pids) >= 3
+    started.process.kill()
+    started.process.wait(10)
+    deadline = time.monotonic() + 5
+    while left := [process for pid in pids if (process := procfs.read(pid)) is not None and process.alive]:
+        assert time.monotonic() < deadline, f"5 s later there still are {left}"
+        time.sleep(0.05)

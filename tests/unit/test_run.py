@@ -1,0 +1,116 @@
+"""What stands between a verdict and a start: weights that are damaged, caches that cannot be written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slimserve import run
+from slimserve.engine import command
+from slimserve.errors import Refused, SlimserveError
+from slimserve.model import Geometry
+from slimserve.plan import describe
+from slimserve.registry import load_registry
+from slimserve.session import Session
+from slimserve.shapes import plain
+
+GOOD = Path(__file__).parent.parent / "registry"
+
+
+def safetensors(values: int) -> bytes:
+    header = json.dumps({"weight": {"dtype": "BF16", "shape": [values], "data_offsets": [0, 2 * values]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(2 * values)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """The toy's complete weights in a cache, and a registry whose manifest is theirs."""
+    import shutil
+
+    folder = tmp_path / "registry"
+    shutil.copytree(GOOD, folder)
+    registry = load_registry(folder, command.OWNED)
+    geometry: Geometry = registry.models["tiny"].geometry
+    files = {"model.safetensors": safetensors(32), "config.json": json.dumps(plain(geometry, defaults=False)).encode()}
+    lines = [f"sha256:{hashlib.sha256(data).hexdigest()}  {len(data)}  {name}" for name, data in files.items()]
+    (folder / "weights/tiny-bf16.manifest").write_text("\n".join(lines) + "\n")
+    made = Session(registry, describe(registry.platforms["box"], 1 << 30), True, tmp_path / "cache", os.environ)
+    target = made.weights(registry.subject(registry.default)).folder
+    target.mkdir(parents=True)
+    for name, data in files.items():
+        (target / name).write_bytes(data)
+    return made
+
+
+def prepare(session: Session) -> Path:
+    return run.prepare_weights(session, session.plan(session.registry.default))
+
+
+def refusal(session: Session) -> str:
+    with pytest.raises(Refused) as caught:
+        prepare(session)
+    return str(caught.value)
+
+
+def test_whole_weights_are_verified_once_and_taken(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = prepare(session)
+    assert (folder / ".verified.json").is_file()
+    assert "verifying" in capsys.readouterr().err
+    prepare(session)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_missing_shard_is_named_and_nothing_is_fetched_unasked(session: Session) -> None:  # B7
+    folder = prepare(session)
+    (folder / "model.safetensors").unlink()
+    text = refusal(session)
+    assert "model.safetensors is not there" in text
+    assert "--fetch" in text
+    assert (folder / "config.json").exists()
+
+
+def test_a_truncated_shard_is_named(session: Session) -> None:  # B7
+    folder = prepare(session)
+    shard = folder / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-8])
+    assert "model.safetensors is" in refusal(session)
+
+
+def test_a_changed_byte_is_found_before_the_engine_reads_it(session: Session) -> None:
+    folder = prepare(session)
+    shard = folder / "model.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(bytes(data))
+    assert "model.safetensors" in refusal(session)
+
+
+def test_another_models_config_is_refused(session: Session) -> None:  # A12
+    prepare(session)
+    model = session.registry.models["tiny"]
+    other = replace(model, geometry=replace(model.geometry, num_hidden_layers=3))
+    session.registry.models["tiny"] = other
+    assert "num_hidden_layers = 2, the model file says 3" in refusal(session)
+
+
+def test_a_cache_that_cannot_be_written_is_found_before_the_start(session: Session) -> None:  # B11
+    prepare(session)
+    blocked = command.engine_cache(session.cache, "tiny-bf16-box")
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("a file where a folder belongs")
+    with pytest.raises(SlimserveError, match="the engine's cache .* cannot be written"):
+        run.launch(session, session.registry.default, "127.0.0.1", 8999)
+
+
+def test_caches_are_made_private(session: Session) -> None:  # B11
+    supervisor = run.launch(session, session.registry.default, "127.0.0.1", 8999)
+    assert supervisor.base_url == "http://127.0.0.1:8999/v1"
+    own = command.engine_cache(session.cache, "tiny-bf16-box")
+    assert sorted(path.name for path in own.iterdir()) == sorted(command.CACHES.values())
+    assert all(path.stat().st_mode & 0o077 == 0 for path in own.iterdir())
