@@ -18,27 +18,65 @@ GRAPHS = "[3, 24, 48, 96]"
 
 # policy, file, old, new, what the message says
 BREAKS = [
-    ("prefix-caching", BOX, "value: true\n    why: agents", "value: false\n    why: agents", "enable_prefix_caching is false"),
+    (
+        "prefix-caching",
+        BOX,
+        "value: true\n    why: agents",
+        "value: false\n    why: agents",
+        "enable_prefix_caching is false",
+    ),
     ("prefix-caching", RACK, "value: align", "value: none", "mamba_cache_mode is not align"),
-    ("exact-kv", RACK, "kv_cache_dtype:\n    value: bfloat16", "kv_cache_dtype:\n    value: fp8", "kv_cache_dtype = fp8"),
+    (
+        "exact-kv",
+        RACK,
+        "kv_cache_dtype:\n    value: bfloat16",
+        "kv_cache_dtype:\n    value: fp8",
+        "kv_cache_dtype = fp8",
+    ),
     ("exact-kv", BOX, "kv_cache_dtype:\n    value: bfloat16", "kv_cache_dtype:\n    value: fp8", "has no source"),
     ("graphs-cover-decode", RACK, GRAPHS, "[3, 24, 48]", "end at 48 and do not contain 96"),  # A6
     ("graphs-cover-decode", RACK, GRAPHS, "[3, 48, 24, 96]", "not in rising order"),
     ("graphs-cover-decode", RACK, GRAPHS, "[3, 24, 92, 128]", "do not contain 96"),  # A7: near is not in
     ("graphs-cover-decode", RACK, "num_speculative_tokens: 2", "num_speculative_tokens: 3", "do not contain 128"),
-    ("shards-tile", RACK, "enable_expert_parallel:\n    value: true", "enable_expert_parallel:\n    value: false",
-     "a shard of 640/8 = 80 is no multiple of the scale block 128"),  # A9
-    ("tool-calling", RACK, "value: qwen3_xml", "value: hermes", "tool_call_parser = hermes with reasoning_parser = qwen3"),
-    ("tool-calling", RACK, "enable_auto_tool_choice:\n    value: true", "enable_auto_tool_choice:\n    value: false",
-     "automatic tool calling is not on"),
-    ("thinking-on", RACK, "  reasoning_parser:", "  default_chat_template_kwargs:\n    value: {enable_thinking: false}\n"
-     "    why: somebody wanted short answers and turned it off\n    evidence: {derived: x}\n  reasoning_parser:",
-     "enable_thinking is false"),
-    ("never-greedy", BOX, "  kv_cache_memory_bytes:", "  override_generation_config:\n    value: {temperature: 0.0}\n"
-     "    why: repeatable answers were asked for by somebody\n    evidence: {derived: x}\n  kv_cache_memory_bytes:",
-     "is greedy"),
+    (
+        "shards-tile",
+        RACK,
+        "enable_expert_parallel:\n    value: true",
+        "enable_expert_parallel:\n    value: false",
+        "a shard of 640/8 = 80 is no multiple of the scale block 128",
+    ),  # A9
+    (
+        "tool-calling",
+        RACK,
+        "value: qwen3_xml",
+        "value: hermes",
+        "tool_call_parser = hermes with reasoning_parser = qwen3",
+    ),
+    (
+        "tool-calling",
+        RACK,
+        "enable_auto_tool_choice:\n    value: true",
+        "enable_auto_tool_choice:\n    value: false",
+        "automatic tool calling is not on",
+    ),
+    (
+        "thinking-on",
+        RACK,
+        "  reasoning_parser:",
+        "  default_chat_template_kwargs:\n    value: {enable_thinking: false}\n"
+        "    why: somebody wanted short answers and turned it off\n    evidence: {derived: x}\n  reasoning_parser:",
+        "enable_thinking is false",
+    ),
+    (
+        "never-greedy",
+        BOX,
+        "  kv_cache_memory_bytes:",
+        "  override_generation_config:\n    value: {temperature: 0.0}\n"
+        "    why: repeatable answers were asked for by somebody\n    evidence: {derived: x}\n  kv_cache_memory_bytes:",
+        "is greedy",
+    ),
     ("marlin-below-sm89", RACK, "value: marlin", "value: triton", "moe_backend is triton on capability 8.6"),  # A11
-]  # fmt: skip
+]
 
 
 def load(folder: Path) -> None:

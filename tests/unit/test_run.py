@@ -104,7 +104,7 @@ def test_a_cache_that_cannot_be_written_is_found_before_the_start(session: Sessi
     blocked = command.engine_cache(session.cache, "tiny-bf16-box")
     blocked.parent.mkdir(parents=True)
     blocked.write_text("a file where a folder belongs")
-    with pytest.raises(SlimserveError, match="the engine's cache .* cannot be written"):
+    with pytest.raises(SlimserveError, match=r"the engine's cache .* cannot be written"):
         run.launch(session, session.registry.default, "127.0.0.1", 8999)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimserve.shapes import Between, Matching, Satisfying, ShapeError, build, plain
+from slimserve.shapes import Between, Matching, Problem, Satisfying, ShapeError, build, plain
 
 T = TypeVar("T")
 Small = Annotated[int, Between(1, 9)]
@@ -146,34 +146,37 @@ NEAR = st.fixed_dictionaries(
 
 @given(VALUES | NEAR | st.dictionaries(NAMES, VALUES))
 def test_any_plain_data_gives_an_object_or_problems(data: Any) -> None:
+    found: list[Problem] = []
     try:
         tree = build(Tree, data)
     except ShapeError as error:
-        assert error.problems
-        assert all(problem.what and problem.why and problem.do for problem in error.problems)
+        found = error.problems
+        assert found
     else:
         assert build(Tree, json.loads(json.dumps(plain(tree)))) == tree
+    assert all(problem.what and problem.why and problem.do for problem in found)
 
 
 @given(NEAR)
 def test_the_verdict_is_that_of_pydantic_in_strict_mode(data: dict[str, Any]) -> None:
     pydantic = pytest.importorskip("pydantic", reason="pydantic comes with the engine: make setup")
 
+    PWord = Annotated[str, pydantic.Field(pattern="^[a-z]+$")]
+    PNumber = Annotated[int, pydantic.Field(ge=1, le=9)]
+
     class PLeaf(pydantic.BaseModel):  # type: ignore[misc, name-defined]
         model_config = pydantic.ConfigDict(strict=True, extra="forbid")
-        value: Annotated[int, pydantic.Field(ge=1, le=9)]
-        why: Annotated[str, pydantic.Field(pattern="^[a-z]+$")]
+        value: PNumber
+        why: PWord
 
     class PTree(pydantic.BaseModel):  # type: ignore[misc, name-defined]
         model_config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-        name: Annotated[str, pydantic.Field(pattern="^[a-z]+$")]
+        name: PWord
         leaf: PLeaf
         kind: Literal["oak", "fir"] | None = None
         heights: tuple[float, ...] = ()
         pair: tuple[int, int] | None = None
-        by_number: dict[
-            Annotated[int, pydantic.Field(ge=1, le=9)], Annotated[str, pydantic.Field(pattern="^[a-z]+$")]
-        ] = {}
+        by_number: dict[PNumber, PWord] = pydantic.Field(default_factory=dict)
         flag: bool = False
         limited: tuple[int, ...] = ()
 
