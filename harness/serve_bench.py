@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = "smollm2-135m-bf16-cpu"
@@ -50,6 +51,13 @@ def start_quietly(argv: list[str], env: dict[str, str]) -> subprocess.Popen[byte
     """Start a server in a process group of its own, its output dropped."""
     null = subprocess.DEVNULL
     return subprocess.Popen(argv, env=env, cwd=ROOT, start_new_session=True, stdout=null, stderr=null)
+
+
+def plan_of(program: str, port: int) -> dict[str, Any]:
+    """What `slimserve --plan --json` prints for the profile on `port`."""
+    show = [program, PROFILE, "--plan", "--json", "--port", str(port)]
+    plan: dict[str, Any] = json.loads(subprocess.run(show, check=True, capture_output=True).stdout)
+    return plan
 
 
 def first_token_seconds(port: int, start: float, process: subprocess.Popen[bytes]) -> float:
@@ -110,11 +118,11 @@ def main() -> None:
     def by_make(port: int) -> subprocess.Popen[bytes]:
         return start_quietly(["make", "-s", "serve", f"PORT={port}"], dict(os.environ))
 
+    plans = {port: plan_of(program, port) for port in (args.port, args.port + 1)}
+
     def by_hand(port: int) -> subprocess.Popen[bytes]:
-        show = [program, PROFILE, "--plan", "--json", "--port", str(port)]
-        plan = json.loads(subprocess.run(show, check=True, capture_output=True).stdout)
         passed = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
-        return start_quietly(plan["argv"], {**passed, **plan["environment"]})
+        return start_quietly(plans[port]["argv"], {**passed, **plans[port]["environment"]})
 
     sides: dict[str, Callable[[int], subprocess.Popen[bytes]]] = {"served": by_make, "bare": by_hand}
     first: dict[str, list[float]] = {"served": [], "bare": []}

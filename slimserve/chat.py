@@ -14,7 +14,7 @@ from slimserve.client import Stop, get_json
 from slimserve.client_faults import Endpoint, Unreachable
 from slimserve.errors import Failed, Finding, SlimserveError, UsageError
 
-__all__ = ["Endpoint", "Stop", "ask", "chat", "is_serving"]
+__all__ = ["Endpoint", "Stop", "ask", "chat", "check_prompt", "is_serving"]
 
 PROMPT = "> "
 STOPS_TO_LEAVE = 2
@@ -53,7 +53,7 @@ def ask(
     try:
         with Interrupts() as interrupts:
             try:
-                _check_prompt(prompt)
+                check_prompt(prompt)
                 fault = _turn(endpoint, prompt, Conversation(system), screen, interrupts, stop)
                 if fault is not None:
                     raise Failed(fault)
@@ -215,7 +215,12 @@ def _summary(answer: Answer) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def _check_prompt(prompt: str) -> None:
+def check_prompt(prompt: str) -> None:
+    """Refuse a prompt that cannot be asked.
+
+    Raises:
+        UsageError: it is empty, or no text.
+    """
     if not prompt.strip():
         raise UsageError(Finding("the prompt is empty", "there is nothing to answer", "give a text behind -p"))
     try:

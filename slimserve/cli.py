@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
+import ipaddress
 import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from slimserve import __version__
 from slimserve.errors import Finding, Refused, SlimserveError, UsageError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from slimserve.profile import Profile
+    from slimserve.session import Session
+
+DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ACTIONS = ("serve", "plan", "fetch", "list", "doctor", "policies")
+ABOUT_A_PROFILE = ("serve", "plan", "fetch", "chat")
+# Which options say something to which actions; anywhere else they would be dropped in silence.
+FITS = {
+    "prompt": ("chat",),
+    "system": ("chat",),
+    "host": ("serve", "plan", "chat"),
+    "port": ("serve", "plan", "chat"),
+    "on": ("plan", "list", "doctor"),
+    "machine": ("plan", "list", "doctor"),
+    "json": ("serve", "plan", "fetch", "list", "doctor", "policies"),
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,18 +64,14 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("-p", "--prompt", metavar="TEXT", help="one question: the answer alone goes to stdout")
     chat.add_argument("--system", metavar="TEXT", help="system prompt of the conversation")
     place = result.add_argument_group("where")
-    place.add_argument(
-        "--port", type=_port, default=DEFAULT_PORT, metavar="N", help=f"TCP port on loopback (default {DEFAULT_PORT})"
-    )
-    place.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="loopback address to listen on (default 127.0.0.1)"
-    )
+    place.add_argument("--port", type=_port, metavar="N", help=f"TCP port on loopback (default {DEFAULT_PORT})")
+    place.add_argument("--host", metavar="ADDRESS", help="loopback address to listen on (default 127.0.0.1)")
     stand_in = place.add_mutually_exclusive_group()
     stand_in.add_argument("--on", metavar="PLATFORM", help="judge for a machine of that platform instead of this one")
     stand_in.add_argument(
         "--machine", type=Path, metavar="FILE", help="judge for the machine that FILE describes (see --doctor --json)"
     )
-    result.add_argument("--json", action="store_true", help="machine-readable output, of errors too")
+    result.add_argument("--json", action="store_true", help="machine-readable output, of refusals and errors too")
     return result
 
 
@@ -66,10 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # A listing lives for a fifth of a second. Collecting what its imports leave behind would be a tenth of that, and
-    # so would pydantic's search of every installed distribution for plugins.
+    # A listing lives for a seventh of a second; collecting what its imports leave behind would be a tenth of that.
     gc.disable()
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a path need not be text in the terminal's encoding
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _run(parser().parse_args(arguments))
     except SlimserveError as error:
@@ -87,9 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    _check_usage(args)
     if args.policies:
         return _policies(args)
-    _check_usage(args)
     from slimserve.session import open_session
 
     session = open_session(os.environ, args.machine, args.on)
@@ -98,33 +115,44 @@ def _run(args: argparse.Namespace) -> int:
 
         findings = doctor.findings(session.machine)
         return _emit(args, doctor.to_json(session.machine, findings), lambda: doctor.render(session.machine, findings))
-    if args.list or (args.profile is None and not sys.stdin.isatty()):
+    if args.list:
         return _list(args, session)
+    if args.plan:
+        return _plan(args, session, session.resolve(args.profile))
     from slimserve import run
 
     gc.enable()
     if args.profile is None:
-        return run.pick_and_chat(session, args.port, args.system)
+        return run.pick_and_chat(session, args.host, args.port, args.system)
     profile = session.resolve(args.profile)
-    if args.plan:
-        return _plan(args, session, profile)
-    if not session.here:
-        raise UsageError(
-            Finding(
-                f"{session.machine.source} cannot run anything",
-                "--on and --machine describe a machine",
-                "add --plan, or use --list",
-            )
-        )
     if args.fetch:
         return run.fetch(session, profile)
     if args.serve:
         return run.serve(session, profile, args.host, args.port)
-    return run.chat(session, profile, args.port, args.system, args.prompt)
+    return run.chat(session, profile, args.host, args.port, args.system, args.prompt)
 
 
 def _check_usage(args: argparse.Namespace) -> None:
-    if args.host not in LOOPBACK:
+    """Options that contradict each other, or that nothing would read."""
+    action = next((name for name in ACTIONS if getattr(args, name)), "chat")
+    if action == "chat" and args.profile is None and not sys.stdin.isatty() and args.prompt is None:
+        action, args.list = "list", True  # nobody is there to choose one
+    if action not in ABOUT_A_PROFILE and args.profile is not None:
+        raise UsageError(
+            Finding(f"--{action} takes no profile", "it speaks of all of them", f"leave {args.profile} out")
+        )
+    if args.profile is None and (action in ("serve", "plan", "fetch") or args.prompt is not None):
+        option = f"--{action}" if action != "chat" else "-p"
+        raise UsageError(Finding(f"{option} needs a profile", "it acts on one", "see slimserve --list"))
+    for option, actions in FITS.items():
+        if getattr(args, option) not in (None, False) and action not in actions:
+            flag = "-p" if option == "prompt" else f"--{option}"
+            goes = " or ".join("a chat" if name == "chat" else f"--{name}" for name in actions)
+            shown = "a chat" if action == "chat" else f"--{action}"
+            raise UsageError(Finding(f"{flag} says nothing to {shown}", f"it goes with {goes}", "leave it out"))
+    args.host = DEFAULT_HOST if args.host is None else args.host
+    args.port = DEFAULT_PORT if args.port is None else args.port
+    if not _is_loopback(args.host):
         raise Refused(
             Finding(
                 f"--host {args.host} is not loopback",
@@ -132,21 +160,13 @@ def _check_usage(args: argparse.Namespace) -> None:
                 "listen on 127.0.0.1 and reach it through ssh -L or a reverse proxy that checks who asks",
             )
         )
-    needs_profile = [name for name in ("serve", "plan", "fetch") if getattr(args, name)]
-    if needs_profile and args.profile is None:
-        raise UsageError(Finding(f"--{needs_profile[0]} needs a profile", "it acts on one", "see slimserve --list"))
-    if args.prompt is not None and (needs_profile or args.list or args.doctor or args.profile is None):
-        raise UsageError(
-            Finding(
-                "-p asks a profile a question",
-                "it goes with a profile and no other action",
-                "slimserve PROFILE -p TEXT",
-            )
-        )
-    if args.profile is not None and (args.list or args.doctor):
-        raise UsageError(
-            Finding("--list and --doctor take no profile", "they speak of the whole machine", "leave the profile out")
-        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _port(text: str) -> int:
@@ -155,7 +175,7 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _list(args: argparse.Namespace, session: Any) -> int:
+def _list(args: argparse.Namespace, session: Session) -> int:
     from slimserve import show
 
     verdicts = session.verdicts()
@@ -163,7 +183,7 @@ def _list(args: argparse.Namespace, session: Any) -> int:
     return _emit(args, data, lambda: show.list_text(verdicts, session.machine.source))
 
 
-def _plan(args: argparse.Namespace, session: Any, profile: Any) -> int:
+def _plan(args: argparse.Namespace, session: Session, profile: Profile) -> int:
     from slimserve import show
     from slimserve.engine import command
 
@@ -183,8 +203,8 @@ def _policies(args: argparse.Namespace) -> int:
     )
 
 
-def _emit(args: argparse.Namespace, data: Any, text: Any) -> int:
-    print(json.dumps(data, indent=2, ensure_ascii=False) if args.json else text())
+def _emit(args: argparse.Namespace, data: Any, text: Callable[[], str]) -> int:
+    print(json.dumps(data, indent=2) if args.json else text())
     sys.stdout.flush()
     return 0
 

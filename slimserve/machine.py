@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from slimserve.shapes import Between, Matching, Satisfying, plain
+from slimserve.shapes import Between, Matching, Satisfying
 from slimserve.validate import validate
 from slimserve.yaml_source import read_document
 
@@ -234,30 +234,3 @@ def load_machine(path: Path) -> Machine:
     machine = validate(Machine, document)
     shown = "".join(letter if letter.isprintable() else "?" for letter in str(path))
     return replace(machine, source=shown)
-
-
-def dump_machine(machine: Machine) -> str:
-    """The machine as YAML that `load_machine` reads back to an equal one (but for `source`)."""
-    import yaml
-
-    class Quoted(str):
-        """A text that is always quoted: YAML 1.1 and 1.2 differ on which bare words are texts."""
-
-    class Dumper(yaml.SafeDumper):
-        """The dumper with that rule."""
-
-    Dumper.add_representer(
-        Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
-    )
-
-    def quote(value: Any) -> Any:
-        if isinstance(value, str):
-            return Quoted(value)
-        if isinstance(value, dict):
-            return {key: quote(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [quote(item) for item in value]
-        return value
-
-    data = quote(plain(machine))
-    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=4096, default_flow_style=False)

@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slimserve.errors import Finding, Refused, raise_if_any
 from slimserve.machine import GIB, Cpu, Disk, Gpu, Machine, Memory
 from slimserve.platform import Accelerators, Platform
 from slimserve.policies import Subject
+from slimserve.profile import Profile
+
+_RANK = {"unknown": 0, "none": 0, "p2p": 1, "nvlink": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +43,38 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def make_plan(subject: Subject, machine: Machine, weights: WeightsOnDisk, port: int | None = None) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A profile with what the machine says to it: no refusals means that it runs."""
+
+    profile: Profile
+    refusals: tuple[Finding, ...]
+    weights_ready: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as a JSON object."""
+        return {
+            "id": self.profile.id,
+            "title": self.profile.title,
+            "aliases": list(self.profile.aliases),
+            "model": self.profile.model,
+            "quant": self.profile.quant,
+            "platform": self.profile.platform,
+            "status": self.profile.status,
+            "default": self.profile.default,
+            "runs": not self.refusals,
+            "weights_ready": self.weights_ready,
+            "refusals": [finding.to_json() for finding in self.refusals],
+        }
+
+
+def make_plan(subject: Subject, machine: Machine, weights: WeightsOnDisk) -> Plan:
     """Judge whether `subject` runs on `machine`.
 
     Args:
         subject: the profile with its model and platform.
         machine: the machine, real or described.
         weights: what is on its disk.
-        port: TCP port that the endpoint would listen on; None when nothing is to listen.
 
     Returns:
         The plan.
@@ -61,15 +89,7 @@ def make_plan(subject: Subject, machine: Machine, weights: WeightsOnDisk, port: 
             gpus = _choose(subject, subject.platform.gpus, machine)
         except Refused as refused:
             refusals += refused.findings
-    refusals += _disk(machine, weights)
-    if port is not None and port in machine.listening_ports:
-        refusals.append(
-            Finding(
-                f"port {port} is taken",
-                "something listens on it, and the engine would find out only after loading",
-                "stop that program, or give another port with --port",
-            )
-        )
+    refusals += disk(machine, weights)
     raise_if_any(Refused, refusals)
     return Plan(subject, machine, gpus, weights, tuple(_notes(subject, gpus)))
 
@@ -176,7 +196,8 @@ def _host(subject: Subject, machine: Machine) -> Iterator[Finding]:
         yield Finding(f"the processor lacks {', '.join(missing)}", needs.cpu_flags.why, "use a newer processor")
 
 
-def _disk(machine: Machine, weights: WeightsOnDisk) -> Iterator[Finding]:
+def disk(machine: Machine, weights: WeightsOnDisk) -> Iterator[Finding]:
+    """What keeps the weights from being fetched: all that `--fetch` asks of a machine."""
     if not machine.disk.writable:
         yield Finding(
             f"{machine.disk.path} cannot be written",
@@ -282,28 +303,31 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
-def _unlinked(gpus: tuple[Gpu, ...]) -> list[str]:
-    return [
-        f"{one.index}-{other.index}"
-        for position, one in enumerate(gpus)
-        for other in gpus[position + 1 :]
-        if one.link(other) in ("none", "unknown")
-    ]
+def _worse_links(platform: Platform, gpus: tuple[Gpu, ...]) -> list[str]:
+    """Pairs that reach each other less well than the platform's cards do, each with how."""
+    if platform.gpus is None:
+        return []
+    wanted = _RANK[platform.gpus.peers]
+    pairs = [(one, other) for place, one in enumerate(gpus) for other in gpus[place + 1 :]]
+    links = [(one, other, min(one.link(other), other.link(one), key=_RANK.__getitem__)) for one, other in pairs]
+    return [f"{one.index}-{other.index} ({link})" for one, other, link in links if _RANK[link] < wanted]
 
 
 def _links(platform: Platform, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
-    need, unlinked = platform.needs.peer_access, _unlinked(gpus)
-    if need is not None and need.value == "required" and unlinked:
+    need, worse = platform.needs.peer_access, _worse_links(platform, gpus)
+    if need is not None and need.value == "required" and worse and platform.gpus is not None:
         yield Finding(
-            f"GPUs do not reach each other's memory: {', '.join(unlinked)}",
+            f"GPUs are not linked by {platform.gpus.peers}: {', '.join(worse)}",
             need.why,
-            "check nvidia-smi topo -p2p r, IOMMU and ACS settings",
+            "check nvidia-smi topo -m and topo -p2p r, IOMMU and ACS settings",
         )
 
 
 def _capacity(subject: Subject, gpus: tuple[Gpu, ...], share: float) -> Iterator[Finding]:
     checkpoint = subject.model.checkpoints[subject.profile.quant]
-    each = (checkpoint.bytes - checkpoint.host_bytes) // len(gpus)
+    engram = subject.profile.engine.engram_config
+    on_host = checkpoint.host_bytes if engram is not None and engram.value.cpu_offload else 0
+    each = (checkpoint.bytes - on_host) // len(gpus)
     for gpu in gpus:
         given = int(share * gpu.memory_bytes)
         if each > given:
@@ -323,5 +347,6 @@ def _notes(subject: Subject, gpus: tuple[Gpu, ...]) -> Iterator[str]:
     elif profile.status == "unmeasured":
         yield f"{profile.id} is unmeasured: no receipt covers it yet"
     need = subject.platform.needs.peer_access
-    if need is not None and need.value == "recommended" and _unlinked(gpus):
-        yield f"GPUs do not reach each other's memory; it would run, but slower: {need.why}"
+    worse = _worse_links(subject.platform, gpus)
+    if need is not None and need.value == "recommended" and worse:
+        yield f"GPUs do not reach each other's memory as well as they could: {', '.join(worse)}; {need.why}"

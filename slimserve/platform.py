@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from slimserve.profile import Bytes, Count, Id, Setting, Text
-from slimserve.shapes import Matching
+from slimserve.shapes import Matching, fields_of
 
 # Boards report a little less than their label says (reserved pages, ECC); another card of the family reports far less.
 MEMORY_TOLERANCE = 0.03
@@ -67,6 +68,13 @@ class Platform:
     """machine architecture of the host"""
     gpus: Accelerators | None = None
     needs: Needs
+
+    def settings(self) -> Iterator[tuple[str, Setting[Any]]]:
+        """Every need by key path."""
+        for field in fields_of(Needs):
+            setting = getattr(self.needs, field.name)
+            if setting is not None:
+                yield f"needs.{field.name}", setting
 
     def __post_init__(self) -> None:
         if (self.kind == "cuda") != (self.gpus is not None):

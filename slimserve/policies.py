@@ -14,9 +14,6 @@ from slimserve.platform import Platform
 from slimserve.profile import Profile
 from slimserve.shapes import Loc, Problem
 
-# Reasoning and tool parsers of the engine that were written for the same output format.
-PARSER_PAIRS = {"qwen3": frozenset({"qwen3_xml", "qwen3_coder"})}
-
 GREEDY_TEMPERATURE = 0.05
 
 
@@ -186,13 +183,13 @@ def _tool_calling(subject: Subject) -> Iterator[Problem]:
             "thinking would land in the answer",
             "state the model's reasoning parser",
         )
-    if tools is not None and reasoning is not None and tools not in PARSER_PAIRS.get(reasoning, frozenset()):
+    parsers = subject.model.parsers
+    if (reasoning, tools) != (None, None) and (reasoning != parsers.reasoning or tools not in parsers.tool_calls):
         yield Problem(
             _engine("tool_call_parser"),
             f"engine.tool_call_parser = {tools} with reasoning_parser = {reasoning}",
             "the two read one output format together and only tested pairs do it right",
-            "pairs: "
-            + "; ".join(f"{parser} with {' or '.join(sorted(pair))}" for parser, pair in PARSER_PAIRS.items()),
+            f"{subject.model.title}: {parsers.reasoning} with {' or '.join(parsers.tool_calls)}",
         )
 
 

@@ -106,9 +106,9 @@ class Sampling:
     """Sampling parameters, as a model's authors ship them."""
 
     temperature: Annotated[float, Between(0, 2)]
-    top_p: Annotated[float, Between(0, 1)] = 1.0
-    top_k: Annotated[int, Between(0, 1 << 20)] = 0
-    repetition_penalty: Annotated[float, Between(0, 2)] = 1.0
+    top_p: Annotated[float, Between(0, 1)] | None = None
+    top_k: Annotated[int, Between(0, 1 << 20)] | None = None
+    repetition_penalty: Annotated[float, Between(0, 2)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

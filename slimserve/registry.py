@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from slimserve.errors import Finding, RegistryError, UsageError, raise_if_any
 from slimserve.model import Model
 from slimserve.platform import Platform
 from slimserve.policies import BY_ID, Subject, broken
-from slimserve.profile import Id, Profile, Text
+from slimserve.profile import Evidence, Id, Profile, Setting, Text
 from slimserve.shapes import Matching, Problem, nearest, plain
 from slimserve.validate import validate
 from slimserve.yaml_source import Document, read_document
@@ -99,24 +99,28 @@ def load_registry(folder: Path, reserved: frozenset[str] = frozenset()) -> Regis
     models = _read_all(Model, folder / "models", problems)
     platforms = _read_all(Platform, folder / "platforms", problems)
     profiles = _read_all(Profile, folder, problems, skip="sources.yaml")
-    sources: dict[str, Source] = {}
+    sources: dict[str, Source] | None = None
     try:
         sources = validate(Sources, read_document(folder / "sources.yaml")).sources
     except RegistryError as error:
         problems += error.findings
-    if not problems:
-        # Cross references mean little while files are missing from the picture.
-        for document, profile in profiles.values():
-            checks = (*_check_environment(profile, reserved), *_check(profile, models, platforms, sources, folder))
-            problems += [Finding(p.what, p.why, p.do, document.where(p.loc)) for p in checks]
-        problems += _check_names(profiles, platforms, folder)
+    texts = _Texts(folder, sources)
+    for document, model in models.values():
+        problems += _found(document, _check_manifests(model, folder))
+    for document, platform in platforms.values():
+        problems += _found(document, texts.check(platform.settings()))
+    for document, profile in profiles.values():
+        problems += _found(document, _check_environment(profile, reserved))
+        problems += _found(document, texts.check(profile.settings()))
+        problems += _found(document, _check_references(profile, models, platforms, folder))
+    problems += _check_names(profiles, platforms, folder)
     raise_if_any(RegistryError, problems)
     return Registry(
         folder,
         {key: profile for key, (_, profile) in profiles.items()},
         {key: model for key, (_, model) in models.items()},
         {key: platform for key, (_, platform) in platforms.items()},
-        sources,
+        sources or {},
     )
 
 
@@ -150,21 +154,33 @@ def _read_all(kind: type[M], folder: Path, problems: list[Finding], skip: str = 
     return found
 
 
-def _check(
+def _found(document: Document, problems: Iterable[Problem]) -> list[Finding]:
+    return [Finding(p.what, p.why, p.do, document.where(p.loc)) for p in problems]
+
+
+def _check_manifests(model: Model, folder: Path) -> Iterator[Problem]:
+    for quant, checkpoint in model.checkpoints.items():
+        if not (folder / "weights" / f"{checkpoint.manifest}.manifest").is_file():
+            yield Problem(
+                ("checkpoints", quant, "manifest"),
+                f"checkpoints.{quant}.manifest = {checkpoint.manifest} does not exist",
+                "without it nobody can tell whether weights are whole",
+                "restore the file under profiles/weights",
+            )
+
+
+def _check_references(
     profile: Profile,
     models: dict[str, tuple[Document, Model]],
     platforms: dict[str, tuple[Document, Platform]],
-    sources: dict[str, Source],
     folder: Path,
 ) -> Iterator[Problem]:
     for key, known in (("model", models), ("platform", platforms)):
         name = getattr(profile, key)
-        if name not in known:
-            yield Problem(
-                (key,), f"{key} = {name} does not exist", f"profiles/{key}s has no such file", nearest(name, known)
-            )
-    yield from _check_reasons(profile)
-    yield from _check_evidence(profile, sources, folder)
+        # A file that is there and could not be read was reported as itself.
+        if name not in known and not (folder / f"{key}s" / f"{name}.yaml").exists():
+            what = f"{key} = {name} does not exist"
+            yield Problem((key,), what, f"profiles/{key}s has no such file", nearest(name, known))
     if profile.model not in models or profile.platform not in platforms:
         return
     model, platform = models[profile.model][1], platforms[profile.platform][1]
@@ -181,18 +197,23 @@ def _check(
     yield from broken(subject)
 
 
-def _check_reasons(profile: Profile) -> Iterator[Problem]:
-    seen: dict[str, str] = {}
-    for key, setting in profile.settings():
+@dataclass(frozen=True)
+class _Texts:
+    """Checks reasons and evidence of one file's settings; `sources` is None when they could not be read."""
+
+    folder: Path
+    sources: dict[str, Source] | None
+
+    def check(self, settings: Iterable[tuple[str, Setting[Any]]]) -> Iterator[Problem]:
+        seen: dict[str, str] = {}
+        for key, setting in settings:
+            yield from self._reason(key, setting, seen)
+            yield from self._evidence(key, setting.evidence)
+
+    def _reason(self, key: str, setting: Setting[Any], seen: dict[str, str]) -> Iterator[Problem]:
         loc = (*key.split("."), "why")
         text = " ".join(setting.why.lower().split())
-        told = set(_WORD.findall(key.replace("_", " ").lower())) | set(
-            _WORD.findall(str(plain(setting.value)).replace("_", " ").lower())
-        )
-        if (
-            len({word.strip(".") for word in _WORD.findall(text.replace("_", " "))} - told - _FILLER - {""})
-            < MIN_REASON_WORDS
-        ):
+        if len(_words(text) - _words(key) - _words(str(plain(setting.value))) - _FILLER) < MIN_REASON_WORDS:
             yield Problem(
                 loc,
                 f"{key}.why says nothing beyond key and value",
@@ -208,16 +229,14 @@ def _check_reasons(profile: Profile) -> Iterator[Problem]:
             )
         seen.setdefault(text, key)
 
-
-def _check_evidence(profile: Profile, sources: dict[str, Source], folder: Path) -> Iterator[Problem]:
-    for key, setting in profile.settings():
-        evidence, loc = setting.evidence, (*key.split("."), "evidence")
-        if evidence.published is not None and evidence.published not in sources:
+    def _evidence(self, key: str, evidence: Evidence) -> Iterator[Problem]:
+        loc = (*key.split("."), "evidence")
+        if self.sources is not None and evidence.published is not None and evidence.published not in self.sources:
             yield Problem(
                 (*loc, "published"),
                 f"{key} cites {evidence.published}",
                 "sources.yaml does not list it",
-                nearest(evidence.published, sources),
+                nearest(evidence.published, self.sources),
             )
         if evidence.policy is not None and evidence.policy not in BY_ID:
             yield Problem(
@@ -226,26 +245,23 @@ def _check_evidence(profile: Profile, sources: dict[str, Source], folder: Path) 
                 "there is no such policy",
                 nearest(evidence.policy, BY_ID),
             )
-        if evidence.receipt is not None and not (folder / "receipts" / evidence.receipt).is_file():
+        if evidence.receipt is not None and not (self.folder / "receipts" / evidence.receipt).is_file():
             yield Problem(
                 (*loc, "receipt"),
                 f"{key} cites the receipt {evidence.receipt}",
                 "profiles/receipts has no such file",
                 "commit the receipt",
             )
-    if profile.status == "measured" and not any(setting.evidence.receipt for _, setting in profile.settings()):
-        yield Problem(
-            ("status",),
-            "status = measured, but no setting cites a receipt",
-            "measured is earned by receipts",
-            "use unmeasured",
-        )
+
+
+def _words(text: str) -> set[str]:
+    return {word.strip(".") for word in _WORD.findall(text.lower().replace("_", " "))} - {""}
 
 
 def _check_environment(profile: Profile, reserved: frozenset[str]) -> Iterator[Problem]:
     for name in profile.environment:
         loc = ("environment", name)
-        if any(word in name for word in ("KEY", "TOKEN", "SECRET", "PASSWORD")):
+        if {"KEY", "TOKEN", "SECRET", "PASSWORD"} & set(name.split("_")):
             yield Problem(
                 loc,
                 f"environment.{name}",
@@ -258,6 +274,13 @@ def _check_environment(profile: Profile, reserved: frozenset[str]) -> Iterator[P
 
 def _check_consistency(subject: Subject) -> Iterator[Problem]:
     engine, model, platform = subject.profile.engine, subject.model, subject.platform
+    if subject.profile.status == "measured" and not any(s.evidence.receipt for _, s in subject.profile.settings()):
+        yield Problem(
+            ("status",),
+            "status = measured, but no setting cites a receipt",
+            "measured is earned by receipts",
+            "use unmeasured",
+        )
     sizes = [key for key in ("gpu_memory_utilization", "kv_cache_memory_bytes") if getattr(engine, key) is not None]
     if len(sizes) != 1:
         yield Problem(
@@ -265,6 +288,13 @@ def _check_consistency(subject: Subject) -> Iterator[Problem]:
             f"{len(sizes)} of gpu_memory_utilization and kv_cache_memory_bytes are stated",
             "each of them sizes the KV cache",
             "state exactly one",
+        )
+    elif platform.kind == "cuda" and sizes[0] == "kv_cache_memory_bytes":
+        yield Problem(
+            ("engine", sizes[0]),
+            f"engine.{sizes[0]} on a CUDA platform",
+            "whether cards are free and large enough is judged by the share of their memory",
+            "state gpu_memory_utilization",
         )
     elif platform.kind == "cpu" and sizes[0] == "gpu_memory_utilization":
         yield Problem(
@@ -354,7 +384,11 @@ def _same_machines(platforms: dict[str, tuple[Document, Platform]], one: Profile
     if one.platform not in platforms or other.platform not in platforms:
         return False
     first, second = platforms[one.platform][1], platforms[other.platform][1]
-    if first.id == second.id or (first.gpus is None and second.gpus is None):
+    if first.id == second.id:
+        return True
+    if first.architecture != second.architecture:
+        return False
+    if first.gpus is None and second.gpus is None:
         return True
     return (
         first.gpus is not None

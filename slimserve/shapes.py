@@ -103,19 +103,19 @@ def build(shape: type[T], data: Any) -> T:
     return typing.cast(T, value)
 
 
-def plain(value: Any, *, defaults: bool = True) -> Any:
+def plain(value: Any, *, nulls: bool = True) -> Any:
     """An object as plain data that `build` takes back.
 
     Args:
         value: a dataclass, or anything that one holds.
-        defaults: whether fields are kept that have the value that they have when nobody states one.
+        nulls: whether keys are kept whose value is None.
     """
     if dataclasses.is_dataclass(value):
-        parts = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {f.name: plain(part, defaults=defaults) for f, part in parts.items() if defaults or part != f.default}
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: plain(part, nulls=nulls) for name, part in parts.items() if nulls or part is not None}
     if isinstance(value, dict):
-        return {str(key): plain(part, defaults=defaults) for key, part in value.items()}
-    return [plain(part, defaults=defaults) for part in value] if isinstance(value, list | tuple) else value
+        return {str(key): plain(part, nulls=nulls) for key, part in value.items()}
+    return [plain(part, nulls=nulls) for part in value] if isinstance(value, list | tuple) else value
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -6,40 +6,12 @@ import json
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slimserve.engine.command import Command
-from slimserve.errors import Finding
-from slimserve.plan import Plan, gib
-from slimserve.profile import Profile
+from slimserve.plan import Plan, Verdict, gib
 
 WIDTH = 110
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A profile with what the machine says to it: no refusals means that it runs."""
-
-    profile: Profile
-    refusals: tuple[Finding, ...]
-    weights_ready: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """The verdict as a JSON object."""
-        return {
-            "id": self.profile.id,
-            "title": self.profile.title,
-            "aliases": list(self.profile.aliases),
-            "model": self.profile.model,
-            "quant": self.profile.quant,
-            "platform": self.profile.platform,
-            "status": self.profile.status,
-            "default": self.profile.default,
-            "runs": not self.refusals,
-            "weights_ready": self.weights_ready,
-            "refusals": [finding.to_json() for finding in self.refusals],
-        }
 
 
 def list_text(verdicts: Sequence[Verdict], source: str) -> str:
@@ -76,6 +48,7 @@ def plan_text(plan: Plan, command: Command) -> str:
     lines = [
         f"{profile.id}: {profile.title}",
         f"  model     {model.title} ({model.architecture}), {profile.quant}, {checkpoint.origin}",
+        f"  licence   {checkpoint.licence}",
         f"  platform  {platform.title}",
         f"  machine   {plan.machine.source}: {devices}",
         f"  weights   {plan.weights.folder} ({_weights(plan)})",

@@ -122,7 +122,8 @@ def build(
     """
     profile = plan.subject.profile
     rows = tuple(_rows(plan))
-    argv = [sys.executable, "-m", ENTRY, "--model", str(plan.weights.folder)]
+    # -P: a folder named like one of the engine's modules, where somebody happens to stand, must not replace it.
+    argv = [sys.executable, "-P", "-m", ENTRY, "--model", str(plan.weights.folder)]
     argv += ["--served-model-name", profile.id, *profile.aliases]
     argv += ["--host", host, "--port", str(port)]
     argv += [part for row in rows for part in row.argv]
@@ -153,7 +154,7 @@ def flags(name: str, value: Any) -> tuple[str, ...]:
 def _rows(plan: Plan) -> Iterator[Row]:
     for key, setting in plan.subject.profile.settings():
         section, name = key.split(".", 1)
-        value = plain(setting.value, defaults=False)
+        value = plain(setting.value, nulls=False)
         yield Row(key, value, flags(name, value) if section == "engine" else (), setting.why, str(setting.evidence))
     for name, value, policy in FIXED:
         yield Row(name, value, flags(name, value), BY_ID[policy].reason, f"policy: {policy}")

@@ -122,7 +122,7 @@ def prepare() -> None:
 
 def _inspect_through_us() -> None:
     # The registry looks at a model's class in a process of its own, which needs torchvision and a parent as we do.
-    sys.modules[_REGISTRY]._SUBPROCESS_COMMAND = [sys.executable, "-m", "slimserve.engine.inspection"]  # type: ignore[attr-defined]
+    sys.modules[_REGISTRY]._SUBPROCESS_COMMAND = [sys.executable, "-P", "-m", "slimserve.engine.inspection"]  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -49,12 +49,17 @@ def read(pid: int) -> Process | None:
     """The process `pid`, or None when there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:  # it is gone, or /proc hides other users' processes
         return None
     # The name is in parentheses and may itself hold spaces and parentheses.
     name, _, rest = text.partition("(")[2].rpartition(")")
     fields = rest.split()
     return Process(pid, name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def boot() -> str:
+    """What tells this boot of this machine from every other."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def living() -> Iterator[Process]:

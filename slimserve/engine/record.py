@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from slimserve.engine import procfs
@@ -30,6 +30,8 @@ class StartRecord:
         tag: value of SLIMSERVE_ENGINE_TAG in the engine's processes.
         supervisor_pid, supervisor_start_ticks: the same for the process that started it.
         argv: the command, without secrets.
+        boot: the boot that these pids and ticks count from: after another, or on another machine with the same home
+            folder, they name nobody.
     """
 
     profile_id: str
@@ -40,9 +42,12 @@ class StartRecord:
     supervisor_pid: int
     supervisor_start_ticks: int
     argv: tuple[str, ...]
+    boot: str = field(default_factory=procfs.boot)
 
     def members(self) -> list[procfs.Process]:
         """The processes of this engine that still live."""
+        if self.boot != procfs.boot():
+            return []
         leader = procfs.read(self.pid)
         # With another start time the number has been given to a stranger, and the session of that number is his.
         is_other = leader is not None and leader.start_ticks != self.start_ticks

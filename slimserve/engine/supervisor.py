@@ -27,7 +27,6 @@ from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord, leftovers, without_secrets
 from slimserve.errors import Failed, Finding, Refused
 
-API_KEY = "VLLM_API_KEY"
 # The engine does not listen to SIGTERM in some parts of its load, so a wait for it is mostly in vain.
 UNREADY_STOP_SECONDS = 2.0
 
@@ -40,7 +39,7 @@ class Launch:
 
     Args:
         argv: the command; no secret in it, since every user of the machine can read it.
-        env: the engine's environment; the supervisor adds the key, its own pid and the engine's tag.
+        env: the engine's environment; the supervisor adds its own pid and the engine's tag.
         host, port: where the command makes the engine listen.
         model_name: the name in the request that proves readiness.
         api_key: what a client must show, or None.
@@ -63,10 +62,6 @@ class Launch:
     warmup_seconds: float
     stop_seconds: float
     profile_id: str = ""
-
-    def __post_init__(self) -> None:
-        if self.api_key and any(self.api_key in word for word in self.argv):
-            raise ValueError("the API key is in argv, where every user of the machine can read it")
 
 
 class _Stopped(Exception):
@@ -151,8 +146,6 @@ class Supervisor:
         self._folder.prepare()
         tag = secrets.token_hex(16)
         env = {**launch.env, PARENT: str(os.getpid()), procfs.TAG: tag}
-        if launch.api_key:
-            env[API_KEY] = launch.api_key
         self._oom_before = ending.oom_counters()
         self._report(f"log {self.log_path}")
         self._check_signals()
@@ -207,6 +200,16 @@ class Supervisor:
             )
         self._ready = True
         self._report(f"ready {self.base_url} after {self._elapsed():.1f} s")
+
+    def check(self) -> None:
+        """Look whether the engine lives.
+
+        Raises:
+            Failed: it died; its exit status in words and the tail of its log are in it.
+        """
+        status = self._process.status() if self._process is not None else None
+        if self._process is not None and status is not None:
+            self._fail_dead(self._process, status)
 
     def stop(self) -> None:
         """Stop the engine and everything that it started. May be called at any time, and again.
@@ -292,10 +295,12 @@ class Supervisor:
 
     def _fail(self, what: str, why: str, do: str) -> NoReturn:
         """Stop the engine and raise Failed with the tail of its log."""
-        process = self._process
-        shown = self._log_tail(process)
-        self.stop()
-        raise Failed(Finding(what, why + shown, do))
+        failed = Failed(Finding(what, why + self._log_tail(self._process), do))
+        try:
+            self.stop()
+        except Failed as also:  # what does not die is told beside the reason, not instead of it
+            raise Failed(*failed.findings, *also.findings) from None
+        raise failed
 
     def _fail_dead(self, process: EngineProcess, status: int) -> NoReturn:
         verdict = ending.memory_verdict(status, self._oom_before, ending.oom_counters())

@@ -18,9 +18,6 @@ from slimserve.weights.manifest_file import ManifestFile
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# What the Hub's plain download serves at most; beyond it the library's own transfer is used, which does not continue
-# a file after a kill.
-PLAIN_LIMIT_BYTES = 50_000_000_000
 _RETRY = "run --fetch again: it continues where it stopped"
 
 
@@ -74,9 +71,6 @@ def download(
             url, headers=headers, endpoint=endpoint, retry_on_errors=patient
         )
         _same(source, file, metadata.commit_hash, metadata.size, metadata.etag)
-        if file.bytes > PLAIN_LIMIT_BYTES:
-            _by_library(source, file, part, endpoint, environ)
-            return
         _plain(url, headers, file, part, report)
     except errors.OfflineModeIsEnabled:
         raise Failed(
@@ -125,25 +119,6 @@ def _plain(url: str, headers: dict[str, str], file: ManifestFile, part: Path, re
         finally:
             stream.flush()
         os.fsync(stream.fileno())
-
-
-def _by_library(
-    source: HuggingFace, file: ManifestFile, part: Path, endpoint: str | None, environ: Mapping[str, str]
-) -> None:
-    import huggingface_hub
-
-    part.unlink(missing_ok=True)
-    folder = part.parent / "library"
-    arrived = huggingface_hub.hf_hub_download(
-        source.repo,
-        file.name,
-        revision=source.revision,
-        local_dir=folder,
-        endpoint=endpoint,
-        token=environ.get("HF_TOKEN") or None,
-        force_download=True,
-    )
-    os.replace(arrived, part)
 
 
 def _same(source: HuggingFace, file: ManifestFile, commit: str | None, size: int | None, etag: str | None) -> None:

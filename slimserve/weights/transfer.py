@@ -124,9 +124,9 @@ def _take_back(target: Path, manifest: Manifest) -> None:
         if (target / file.name).is_file() and not (work / file.name).exists():
             (work / file.name).parent.mkdir(parents=True, exist_ok=True)
             os.rename(target / file.name, work / file.name)
-    aside = target.with_name(target.name + ".replaced")
-    if aside.exists():
-        shutil.rmtree(aside)
+    number = 1
+    while (aside := target.with_name(f"{target.name}.replaced-{number}")).exists():
+        number += 1
     os.rename(target, aside)  # somebody's other files, if any: not ours to remove
 
 

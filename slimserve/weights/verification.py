@@ -130,7 +130,7 @@ def check_config(folder: Path, geometry: Geometry) -> list[Finding]:
         return [_finding(path, "config.json is not a readable JSON object", str(error))]
     findings = []
     do = "mend the geometry of the model file, or the revision that it pins: one of them is of another model"
-    for name, wanted in plain(geometry, defaults=False).items():
+    for name, wanted in plain(geometry, nulls=False).items():
         found = values[name]
         if found == wanted and type(found) is type(wanted):
             continue

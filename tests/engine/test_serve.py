@@ -113,14 +113,16 @@ def test_everything_listens_on_loopback(server: Server) -> None:
             target = os.readlink(f"/proc/{pid}/fd/{handle}") if os.path.lexists(f"/proc/{pid}/fd/{handle}") else ""
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
-    exposed = []
+    exposed, seen = [], set()
     for table, loopback in (("tcp", "0100007F"), ("tcp6", "00000000000000000000000001000000")):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             address, _, port = fields[1].partition(":")
+            seen.add(int(port, 16))
             if fields[3] == "0A" and fields[9] in inodes and address != loopback:
                 exposed.append((table, address, int(port, 16)))
     assert exposed == []
+    assert server.port in seen
 
 
 def ask(server: Server, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -152,7 +154,7 @@ def test_a_piped_conversation_grows(server: Server) -> None:
 def test_a_second_server_is_refused_by_its_port(server: Server) -> None:
     result = ask(server, "--serve")
     assert result.returncode == 3
-    assert f"port {server.port} is taken" in result.stderr
+    assert f"port {server.port} on 127.0.0.1 is taken by process" in result.stderr
 
 
 def test_one_question_starts_an_engine_and_leaves_none(smollm2_folder: Path, server: Server, tmp_path: Path) -> None:

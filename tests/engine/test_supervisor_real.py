@@ -49,6 +49,7 @@ def launch(smollm2_folder: Path, tmp_path: Path) -> Iterator[Launch]:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_API_KEY": "sk-of-the-test",
     }
     yield Launch(
         argv=tuple(argv),

@@ -58,7 +58,7 @@ class Fake:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         return Launch(
             argv=(sys.executable, str(FAKE), "--port", str(port), *switches),
-            env={MARK: self.mark, "PATH": os.environ["PATH"], "PYTHONPATH": path},
+            env={MARK: self.mark, "PATH": os.environ["PATH"], "PYTHONPATH": path, "VLLM_API_KEY": api_key or ""},
             host="127.0.0.1",
             port=port,
             model_name=model_name,

@@ -62,7 +62,7 @@ def test_without_a_terminal_the_bare_command_lists(environment: dict[str, str]) 
 def test_neither_torch_nor_the_engine_is_imported(environment: dict[str, str], arguments: list[str]) -> None:
     code = (
         "import sys\nfrom slimserve.cli import main\n"
-        f"main({arguments!r})\n"
+        f"assert main({arguments!r}) == {3 if '--serve' in arguments else 0}\n"
         "heavy = {'torch', 'vllm', 'transformers', 'numpy', 'rich', 'httpx', 'huggingface_hub'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
@@ -123,15 +123,19 @@ def test_an_alias_that_fits_nothing_names_what_it_stands_for(environment: dict[s
         (["--nonsense"], "--nonsense"),
         (["a", "b"], "unrecognized arguments: b"),
         (["smollm2-135m-bf16-cpu", "--serve", "--plan"], "not allowed with"),
-        (["smollm2-135m-bf16-cpu", "--serve", "-p", "x"], "-p asks a profile a question"),
-        (["-p", "x"], "-p asks a profile a question"),
+        (["smollm2-135m-bf16-cpu", "--serve", "-p", "x"], "-p says nothing to --serve"),
+        (["-p", "x"], "-p needs a profile"),
         (["smollm2-135m-bf16-cpu", "--port", "0"], "'0' is not a TCP port"),
         (["smollm2-135m-bf16-cpu", "--port", "65536"], "not a TCP port"),
         (["smollm2-135m-bf16-cpu", "--port", "http"], "not a TCP port"),
         (["--list", "--on", "rtx3090x9"], "did you mean rtx3090x8?"),
         (["--list", "--machine", "/nowhere.yaml"], "cannot be read"),
-        (["smollm2-135m-bf16-cpu", "--serve", "--on", "cpu-x86-64"], "cannot run anything"),
-        (["--list", "smollm2-135m-bf16-cpu"], "take no profile"),
+        (["smollm2-135m-bf16-cpu", "--serve", "--on", "cpu-x86-64"], "--on says nothing to --serve"),
+        (["--list", "smollm2-135m-bf16-cpu"], "--list takes no profile"),
+        (["x", "--policies"], "--policies takes no profile"),
+        (["smollm2-135m-bf16-cpu", "--serve", "--system", "x"], "--system says nothing to --serve"),
+        (["--list", "--port", "9"], "--port says nothing to --list"),
+        (["smollm2-135m-bf16-cpu", "-p", " "], "the prompt is empty"),
     ],
 )
 def test_usage_errors(environment: dict[str, str], arguments: list[str], says: str) -> None:
@@ -139,6 +143,14 @@ def test_usage_errors(environment: dict[str, str], arguments: list[str], says: s
     assert result.returncode == 2
     assert says in result.stderr
     assert result.stdout == ""
+
+
+def test_paths_that_are_no_text_are_printed_escaped(environment: dict[str, str], tmp_path: Path) -> None:
+    odd = {**environment, "SLIMSERVE_CACHE": f"{tmp_path}/\udcff", "PYTHONUTF8": "1"}
+    for more in ([], ["--json"]):
+        result = slimserve(odd, "smollm2-135m-bf16-cpu", "--plan", *more)
+        assert result.returncode == 0
+        assert "udcff" in result.stdout
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.org", ""])
@@ -153,7 +165,7 @@ def test_a_taken_port_is_found_before_anything_is_fetched(environment: dict[str,
         port = server.getsockname()[1]
         result = slimserve(environment, "smollm2-135m-bf16-cpu", "--serve", "--port", str(port))
     assert result.returncode == 3
-    assert f"port {port} is taken" in result.stderr
+    assert f"port {port} on 127.0.0.1 is taken by process {os.getpid()}" in result.stderr
     assert not Path(environment["SLIMSERVE_CACHE"]).exists()
 
 

@@ -44,9 +44,9 @@ def change(machine: Machine, **fields: Any) -> Machine:
     return build(Machine, data)
 
 
-def refuse(registry: Registry, machine: Machine, profile: str = "expert-fp8-rack", **kwargs: Any) -> str:
+def refuse(registry: Registry, machine: Machine, profile: str = "expert-fp8-rack") -> str:
     with pytest.raises(Refused) as caught:
-        make_plan(registry.subject(registry.profiles[profile]), machine, kwargs.pop("weights", WEIGHTS), **kwargs)
+        make_plan(registry.subject(registry.profiles[profile]), machine, WEIGHTS)
     assert caught.value.exit_code == 3
     assert all(finding.what and finding.why and finding.do for finding in caught.value.findings)
     return str(caught.value)
@@ -145,11 +145,10 @@ def test_every_reason_is_given_at_once(registry: Registry, rack: Machine) -> Non
         driver="1.0",
         memory__available_bytes=1 << 30,
         disk__free_bytes=10,
-        listening_ports=[8000],
         gpus__0__free_bytes=0,
     )
-    text = refuse(registry, machine, port=8000)
-    for words in ("driver is 1.0", "1.0 GiB of host memory", "are free at /", "port 8000 is taken", "GPU 0 has"):
+    text = refuse(registry, machine)
+    for words in ("driver is 1.0", "1.0 GiB of host memory", "are free at /", "GPU 0 has"):
         assert words in text
 
 
@@ -176,6 +175,16 @@ def test_cards_without_peer_access_run_with_a_note(registry: Registry, rack: Mac
     machine = change(rack, gpus__0__peers={str(n): "none" for n in range(1, 8)})
     plan = make_plan(registry.subject(registry.profiles["expert-fp8-rack"]), machine, WEIGHTS)
     assert any("do not reach each other's memory" in note for note in plan.notes)
+
+
+def test_links_below_those_of_the_platform_are_refused_where_they_are_needed() -> None:
+    registry = load_registry(REAL, command.OWNED)
+    subject = registry.subject(registry.profiles["qwen38fn-fp8-h200x2"])
+    machine = describe(subject.platform, 1 << 50)
+    make_plan(subject, machine, WEIGHTS)
+    for one_way in ({"1": "p2p"}, {}):  # a pair that nobody could read is no link either
+        with pytest.raises(Refused, match=r"GPUs are not linked by nvlink: 0-1"):
+            make_plan(subject, change(machine, gpus__0__peers=one_way), WEIGHTS)
 
 
 def test_a_described_platform_matches_itself_and_no_other(registry: Registry, rack: Machine) -> None:

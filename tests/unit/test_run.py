@@ -37,7 +37,7 @@ def session(tmp_path: Path) -> Session:
     shutil.copytree(GOOD, folder)
     registry = load_registry(folder, command.OWNED)
     geometry: Geometry = registry.models["tiny"].geometry
-    files = {"model.safetensors": safetensors(32), "config.json": json.dumps(plain(geometry, defaults=False)).encode()}
+    files = {"model.safetensors": safetensors(32), "config.json": json.dumps(plain(geometry, nulls=False)).encode()}
     lines = [f"sha256:{hashlib.sha256(data).hexdigest()}  {len(data)}  {name}" for name, data in files.items()]
     (folder / "weights/tiny-bf16.manifest").write_text("\n".join(lines) + "\n")
     made = Session(registry, describe(registry.platforms["box"], 1 << 30), True, tmp_path / "cache", os.environ)

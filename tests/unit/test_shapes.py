@@ -110,7 +110,9 @@ def test_something_else_than_a_mapping(data: Any) -> None:
 def test_plain_data_comes_back() -> None:
     tree = build(Tree, {**GOOD, "by_number": {"3": "c"}, "heights": [1.5]})
     assert build(Tree, json.loads(json.dumps(plain(tree)))) == tree
-    assert plain(tree, defaults=False) == {**GOOD, "by_number": {"3": "c"}, "heights": [1.5]}
+    assert plain(tree, nulls=False) == {
+        **GOOD, "by_number": {"3": "c"}, "heights": [1.5], "flag": False, "limited": []
+    }  # fmt: skip
 
 
 LEAVES = (

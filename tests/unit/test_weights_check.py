@@ -142,16 +142,16 @@ def geometry(**more: int) -> Geometry:
 
 
 def test_a12_config_of_the_text_part_is_the_one_that_counts(tmp_path: Path) -> None:
-    right = plain(geometry(num_experts=512), defaults=False)
+    right = plain(geometry(num_experts=512), nulls=False)
     for document in (right, {"hidden_size": 1, "text_config": right}):
         (tmp_path / "config.json").write_text(json.dumps(document))
         assert check_config(tmp_path, geometry(num_experts=512)) == []
 
 
 def test_a12_a_missing_field_is_a_finding_never_a_default(tmp_path: Path) -> None:
-    wrong = {**plain(geometry(), defaults=False), "hidden_size": 577}
+    wrong = {**plain(geometry(), nulls=False), "hidden_size": 577}
     del wrong["head_dim"]
-    (tmp_path / "config.json").write_text(json.dumps({**plain(geometry(), defaults=False), "text_config": wrong}))
+    (tmp_path / "config.json").write_text(json.dumps({**plain(geometry(), nulls=False), "text_config": wrong}))
     found = [finding.what for finding in check_config(tmp_path, geometry(num_experts=512))]
     assert found == [
         "text_config.hidden_size = 577, the model file says 576",

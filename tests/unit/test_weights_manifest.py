@@ -111,7 +111,6 @@ def test_hashes_are_the_tools_own() -> None:
     [
         ("qwen38-flash-next-fp8", 131, 185_523_317_458),
         ("qwen38-flash-next-nvfp4-radixark", 206, 135_195_303_851),
-        ("qwen38-flash-next-nvfp4-nvidia", 11, 132_680_249_378),
         ("smollm2-135m-instruct-bf16", 1, 269_060_552),
     ],
 )
