@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from slimserve.errors import Finding
-from slimserve.machine import FINDINGS_KEY, GIB, Gpu, Machine
+from slimserve.machine import FINDINGS_KEY, GIB, Gpu, Machine, gib
 from slimserve.shapes import plain
 
 # NCCL and the engine's own message queues put their buffers between workers in /dev/shm; containers start with 64 MiB.
@@ -255,11 +255,6 @@ def _matrix(gpus: Sequence[Gpu]) -> list[str]:
 
 def _finding_lines(findings: Sequence[Finding]) -> list[str]:
     return [line for finding in findings for line in str(finding).splitlines()] or ["nothing is wrong"]
-
-
-def gib(size_bytes: int) -> str:
-    """A size in GiB; below one in MiB, where GiB would round too much away."""
-    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB or not size_bytes else f"{size_bytes / (1 << 20):.0f} MiB"
 
 
 def _kinds(gpus: Sequence[Gpu]) -> dict[str, list[Gpu]]:

@@ -36,6 +36,11 @@ GpuIndex = Annotated[int, Between(0, 4095)]
 Port = Annotated[int, Between(1, 65535)]
 
 
+def gib(size_bytes: int) -> str:
+    """A size in GiB; below one in MiB, where GiB would round too much away."""
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB or not size_bytes else f"{size_bytes / (1 << 20):.0f} MiB"
+
+
 def _not_more(part: int | None, whole: int | None, part_name: str, whole_name: str) -> None:
     if part is not None and whole is not None and part > whole:
         raise ValueError(f"{part_name} = {part} is more than {whole_name} = {whole}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slimserve.errors import Finding, Refused, raise_if_any
-from slimserve.machine import GIB, Cpu, Disk, Gpu, Machine, Memory
+from slimserve.machine import GIB, Cpu, Disk, Gpu, Machine, Memory, gib
 from slimserve.platform import Accelerators, Platform
 from slimserve.policies import Subject
 from slimserve.profile import Profile
@@ -149,11 +149,6 @@ def _described_gpu(gpus: Accelerators, index: int) -> Gpu:
         mig="off",
         peers={other: gpus.peers for other in range(gpus.count) if other != index},
     )
-
-
-def gib(size: int) -> str:
-    """`size` bytes in GiB for a reader."""
-    return f"{size / GIB:,.1f} GiB"
 
 
 def _host(subject: Subject, machine: Machine) -> Iterator[Finding]:

@@ -234,7 +234,7 @@ def _decode(annotation: Any, data: Any, loc: Loc, problems: list[Problem]) -> An
         value = data
     else:
         value = data
-        _refuse(loc, data, f"{_called(data)} is given", f"give {expected(annotation)}", problems)
+        _refuse(loc, data, f"{called(data)} is given", f"give {expected(annotation)}", problems)
     if len(problems) > before:
         return _MISSING
     for constraint in constraints:
@@ -248,7 +248,7 @@ def _decode(annotation: Any, data: Any, loc: Loc, problems: list[Problem]) -> An
 def _decode_object(kind: Any, data: Any, loc: Loc, problems: list[Problem]) -> Any:
     before = len(problems)
     if not isinstance(data, dict):
-        _refuse(loc, data, f"{_called(data)} is given", f"give {expected(kind)}", problems)
+        _refuse(loc, data, f"{called(data)} is given", f"give {expected(kind)}", problems)
         return _MISSING
     fields = {field.name: field for field in fields_of(kind)}
     values: dict[str, Any] = {}
@@ -305,7 +305,8 @@ def _refuse(loc: Loc, data: Any, why: str, do: str, problems: list[Problem]) -> 
     problems.append(Problem(loc, f"{dotted(loc) or 'the file'} = {shown} is not valid", why, do))
 
 
-def _called(data: Any) -> str:
+def called(data: Any) -> str:
+    """What kind of plain data this is, in words."""
     if data is None:
         return "nothing"
     if isinstance(data, str | list | dict):

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from slimserve.engine.command import Command
-from slimserve.plan import Plan, Verdict, gib
+from slimserve.machine import gib
+from slimserve.plan import Plan, Verdict
 
 WIDTH = 110
 

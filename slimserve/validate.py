@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from slimserve.errors import Finding, RegistryError
-from slimserve.shapes import ShapeError, build, expected
+from slimserve.shapes import ShapeError, build, called, expected
 from slimserve.yaml_source import Document
 
 T = TypeVar("T")
@@ -22,10 +22,8 @@ def validate(shape: type[T], document: Document) -> T:
         RegistryError: with all problems, each with file, line, key path and the valid set where there is one.
     """
     if not isinstance(document.data, dict):
-        found = {list: "a list", str: "a text", type(None): "nothing"}.get(type(document.data), "a number")
-        raise RegistryError(
-            Finding(f"holds {found}", "keys and values are expected", f"give {expected(shape)}", document.where())
-        )
+        holds, wanted = f"holds {called(document.data)}", f"give {expected(shape)}"
+        raise RegistryError(Finding(holds, "keys and values are expected", wanted, document.where()))
     try:
         return build(shape, document.data)
     except ShapeError as error:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from machine_support import machines
 
-from slimserve.doctor import findings, gib, render, to_json
-from slimserve.machine import GIB, Gpu, Machine, load_machine
+from slimserve.doctor import findings, render, to_json
+from slimserve.machine import GIB, Gpu, Machine, gib, load_machine
 
 MACHINES = Path(__file__).parent.parent / "machines"
 

@@ -417,7 +417,7 @@ FILES: list[tuple[str, Callable[[Path], object], str]] = [
     ("empty", lambda path: path.write_text(""), "holds nothing"),
     ("comment only", lambda path: path.write_text("# later\n"), "holds nothing"),
     ("a list", lambda path: path.write_text("- a\n- b\n"), "holds a list"),
-    ("a number", lambda path: path.write_text("12\n"), "holds a number"),
+    ("a number", lambda path: path.write_text("12\n"), "holds a whole number"),
     ("deep nesting", lambda path: path.write_text("a: " + "[" * 100_000), "extra"),
     (
         "deep block nesting",
