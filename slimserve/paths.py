@@ -67,7 +67,19 @@ def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
 def _user_folder(environ: Mapping[str, str], override: str, base: str, below_home: str) -> Path:
     named = environ.get(override)
     if named:
-        return Path(named).absolute()
+        try:
+            named.encode()
+            return Path(named).absolute()
+        except (UnicodeEncodeError, OSError) as error:
+            raise UsageError(
+                Finding(
+                    f"{override} = {named!r} cannot be used",
+                    "the libraries that read weights take UTF-8 paths"
+                    if isinstance(error, UnicodeEncodeError)
+                    else f"the current folder: {error.strerror}",
+                    "give an absolute path in UTF-8",
+                )
+            ) from None
     shared = environ.get(base, "")
     if os.path.isabs(shared):  # the rules ask to ignore a relative one
         return Path(shared) / "slimserve"

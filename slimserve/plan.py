@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -168,6 +169,15 @@ def _host(subject: Subject, machine: Machine) -> Iterator[Finding]:
             needs.memory_bytes.why,
             "end other programs, raise the limit, or use a machine with more memory",
         )
+    kv_cache = subject.profile.engine.kv_cache_memory_bytes
+    if platform.kind == "cpu" and kv_cache is not None:
+        together = kv_cache.value + subject.model.checkpoints[subject.profile.quant].bytes
+        if together > memory.usable_bytes:
+            yield Finding(
+                f"weights and KV cache take {gib(together)}, {gib(memory.usable_bytes)} of host memory can be used",
+                "on a CPU both lie in host memory",
+                "use a smaller kv_cache_memory_bytes, or a machine with more memory",
+            )
     if needs.shm_bytes and memory.shm_free_bytes < needs.shm_bytes.value:
         yield Finding(
             f"/dev/shm has {gib(memory.shm_free_bytes)} free, {gib(needs.shm_bytes.value)} are needed",
@@ -295,7 +305,7 @@ def _driver(platform: Platform, machine: Machine) -> Iterator[Finding]:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
+    return tuple(int(part) for part in text.split(".") if re.fullmatch("[0-9]{1,9}", part))
 
 
 def _worse_links(platform: Platform, gpus: tuple[Gpu, ...]) -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from slimserve.profile import Bytes, Count, Id, Setting, Text
-from slimserve.shapes import Matching, fields_of
+from slimserve.profile import Bytes, Count, Id, Line, Setting, Text
+from slimserve.shapes import Between, Matching, fields_of
 
 # Boards report a little less than their label says (reserved pages, ECC); another card of the family reports far less.
 MEMORY_TOLERANCE = 0.03
@@ -17,12 +17,12 @@ MEMORY_TOLERANCE = 0.03
 class Accelerators:
     """The GPUs of a platform: all alike."""
 
-    name: Text
+    name: Line
     """the product name as the driver reports it"""
     capability: Annotated[str, Matching(r"[0-9]{1,2}\.[0-9]", "major.minor")]
     """CUDA compute capability"""
-    count: Count
-    memory_bytes: Bytes
+    count: Annotated[int, Between(1, 256)]
+    memory_bytes: Annotated[int, Between(1 << 20, 1 << 50)]
     """memory of one, as labelled"""
     peers: Literal["nvlink", "p2p", "none"]
     """how two of them reach each other at best"""
@@ -62,7 +62,7 @@ class Platform:
 
     id: Id
     """the name of its file"""
-    title: Text
+    title: Line
     kind: Literal["cuda", "cpu"]
     architecture: Literal["x86_64", "aarch64"]
     """machine architecture of the host"""

@@ -15,6 +15,7 @@ from slimserve.profile import Profile
 from slimserve.shapes import Loc, Problem
 
 GREEDY_TEMPERATURE = 0.05
+GREEDY_TOP_P = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +208,11 @@ def _thinking(subject: Subject) -> Iterator[Problem]:
 def _never_greedy(subject: Subject) -> Iterator[Problem]:
     setting = subject.profile.engine.override_generation_config
     sampling = setting.value if setting else subject.model.sampling
-    if sampling.temperature < GREEDY_TEMPERATURE or sampling.top_k == 1:
+    narrow = sampling.top_p is not None and sampling.top_p < GREEDY_TOP_P
+    if sampling.temperature < GREEDY_TEMPERATURE or sampling.top_k == 1 or narrow:
         yield Problem(
             _engine("override_generation_config") if setting else ("model",),
-            f"sampling with temperature {sampling.temperature} and top_k {sampling.top_k} is greedy",
+            f"temperature {sampling.temperature}, top_k {sampling.top_k}, top_p {sampling.top_p}: sampling is greedy",
             "greedy decoding loops: agents then repeat one call for ever",
             "use the sampling that the model's authors ship",
         )
@@ -285,6 +287,11 @@ POLICIES: tuple[Policy, ...] = (
         "pinned-revision",
         "Weights come from a 40-hex revision or an exact version, and bring no code.",
         "A branch moves, and with it the weights behind a name.",
+    ),
+    Policy(
+        "nothing-unread",
+        "No key and no variable is given that nothing reads.",
+        "A misspelt setting is lost in silence, and the default wins.",
     ),
     Policy("telemetry-off", "The engine reports to nobody.", "It runs on hardware people own."),
 )

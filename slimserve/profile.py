@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from slimserve.shapes import Between, Matching, Satisfying, fields_of
 
@@ -17,7 +17,24 @@ def not_empty(value: tuple[object, ...]) -> str | None:
 
 
 Id = Annotated[str, Matching(r"[a-z0-9][a-z0-9.-]{0,63}", "lower-case letters, digits, dots and hyphens, at most 64")]
-Text = Annotated[str, Matching(r"(?s).*\S.*", "more than blanks")]
+
+
+def _is_text(value: str) -> str | None:
+    # Texts are printed on terminals, where a control sequence could forge what others say.
+    return None if value.strip() and value.replace("\n", " ").isprintable() else "it must be printable, and not blank"
+
+
+def _stays_inside(name: str) -> str | None:
+    parts = name.split("/")
+    if len(name) <= 255 and name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts):
+        return None
+    return "it must be a plain relative path of at most 255 characters"
+
+
+Text = Annotated[str, Satisfying(_is_text)]
+Line = Annotated[str, Matching(r"[^\n]*", "one line"), Satisfying(_is_text)]
+# The index decides which shards there are, not a name pattern; a name only has to stay inside its folder.
+FileName = Annotated[str, Satisfying(_stays_inside)]
 Count = Annotated[int, Between(1, 1 << 20)]
 Bytes = Annotated[int, Between(0, 1 << 60)]
 Variable = Annotated[str, Matching(r"[A-Z][A-Z0-9_]*", "capitals, digits and underscores")]
@@ -28,7 +45,11 @@ Seconds = Annotated[int, Between(1, 86_400)]
 class Evidence:
     """Where a value comes from: exactly one of a receipt, a published source, a derivation or a policy."""
 
-    receipt: Text | None = None
+    EXPECTED: ClassVar[str] = (
+        "exactly one of policy: ID; derived: FORMULA; receipt: FILE; published: SOURCE with section and figure"
+    )
+
+    receipt: FileName | None = None
     """path of a receipt of ours under profiles/receipts"""
     published: Id | None = None
     """id of a source in profiles/sources.yaml; needs `section` and `figure`"""
@@ -106,9 +127,9 @@ class Sampling:
     """Sampling parameters, as a model's authors ship them."""
 
     temperature: Annotated[float, Between(0, 2)]
-    top_p: Annotated[float, Between(0, 1)] | None = None
+    top_p: Annotated[float, Between(0.01, 1)] | None = None
     top_k: Annotated[int, Between(0, 1 << 20)] | None = None
-    repetition_penalty: Annotated[float, Between(0, 2)] | None = None
+    repetition_penalty: Annotated[float, Between(0.01, 2)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +207,7 @@ class Profile:
 
     id: Id
     """the name to run it by; it is also the name of its file"""
-    title: Text
+    title: Line
     """one line for the list"""
     aliases: tuple[Id, ...] = ()
     """other names, resolved by the machine when several profiles share one"""
@@ -202,7 +223,7 @@ class Profile:
     """the embedded default, which `slimserve` offers first"""
     engine: Engine
     """what the engine is told"""
-    environment: dict[Variable, Setting[str]] = field(default_factory=dict)
+    environment: dict[Variable, Setting[Line]] = field(default_factory=dict)
     """environment variables of the engine's processes"""
     serve: Serve
     """deadlines of the supervisor"""

@@ -30,6 +30,8 @@ _FILLER = frozenset(
 )
 _WORD = re.compile(r"[a-z0-9.]+")
 MIN_REASON_WORDS = 4
+# Beginnings of the variables that a profile may set.
+CONFIGURING = tuple("VLLM_ NCCL_ GLOO_ OMP_ KMP_ MKL_ TORCH PYTORCH_ TRITON_ FLASHINFER_ CUDA_".split())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class Source:
 
     title: Text
     publisher: Text
-    date: Annotated[str, Matching(r"20[0-9]{2}(-[0-9]{2}){0,2}", "a date such as 2026-08")]
+    date: Annotated[str, Matching(r"20[0-9]{2}(-(0[1-9]|1[0-2])(-[0-3][0-9])?)?", "a date such as 2026-08")]
     url: Text | None = None
 
 
@@ -124,9 +126,22 @@ def load_registry(folder: Path, reserved: frozenset[str] = frozenset()) -> Regis
     )
 
 
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        do = "restore it, or mend its permissions"
+        raise RegistryError(Finding("cannot be read", error.strerror or "", do, str(folder))) from None
+
+
 def _read_all(kind: type[M], folder: Path, problems: list[Finding], skip: str = "") -> dict[str, tuple[Document, M]]:
     found: dict[str, tuple[Document, M]] = {}
-    paths = sorted(path for path in folder.glob("*.y*ml") if path.name != skip)
+    visible = sorted(path for path in _entries(folder) if not path.name.startswith(".") and path.name != skip)
+    paths = [path for path in visible if path.suffix == ".yaml"]
+    for path in visible:
+        if path.suffix != ".yaml" and path.suffix.lower() in (".yaml", ".yml"):
+            what, do = f"is called {path.suffix}", f"call it {path.stem}.yaml, or move it away"
+            problems.append(Finding(what, "only .yaml files are read, so it would be lost in silence", do, str(path)))
     if not paths:
         problems.append(
             Finding(
@@ -270,6 +285,9 @@ def _check_environment(profile: Profile, reserved: frozenset[str]) -> Iterator[P
             )
         elif name in reserved:
             yield Problem(loc, f"environment.{name}", "it is fixed for every profile by slimserve itself", "remove it")
+        elif not name.startswith(CONFIGURING):
+            why = f"it configures neither the engine nor a library of it: those begin with {', '.join(CONFIGURING)}"
+            yield Problem(loc, f"environment.{name}", why, "remove it")
 
 
 def _check_consistency(subject: Subject) -> Iterator[Problem]:

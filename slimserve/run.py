@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from slimserve import paths, weights
-from slimserve.engine import command, ports
+from slimserve.engine import command
 from slimserve.engine.supervisor import Launch, Supervisor
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
 from slimserve.plan import Plan, disk
@@ -63,7 +63,9 @@ def chat(session: Session, profile: Profile, host: str, port: int, system: str |
 
     if terminal.is_serving(endpoint):
         return talk()
-    with launch(session, profile, host, port) as engine:
+    engine = launch(session, profile, host, port)
+    say("this chat owns the endpoint: it stops when you leave")
+    with engine:
         status = talk()
         engine.check()  # an engine that died is the reason for answers that did not come
     return status
@@ -103,16 +105,13 @@ def launch(session: Session, profile: Profile, host: str, port: int) -> Supervis
     key = _key(session)
     plan = session.plan(profile)
     _require_engine(plan.subject)
-    ports.require_free(host, port)
     for note in plan.notes:
         say(note)
-    prepare_weights(session, plan)
     built = command.build(
         plan, host=host, port=port, cache=session.cache, user_environment=session.environment, api_key=key
     )
     for note in built.notes:
         say(note)
-    _make_caches(session, profile)
     deadlines = profile.serve
     runs = paths.state_folder(session.environment) / "runs"
     planned = Launch(
@@ -128,7 +127,11 @@ def launch(session: Session, profile: Profile, host: str, port: int) -> Supervis
         stop_seconds=deadlines.stop_seconds.value,
         profile_id=profile.id,
     )
-    return Supervisor(planned, say)
+    supervisor = Supervisor(planned, say)
+    supervisor.require_place()
+    _make_caches(session, profile)
+    prepare_weights(session, plan)
+    return supervisor
 
 
 def prepare_weights(session: Session, plan: Plan) -> Path:
@@ -203,6 +206,8 @@ def _require_engine(subject: Subject) -> None:
 
 def _key(session: Session) -> str | None:
     key = session.environment.get(KEY_VARIABLE)
+    if key == "":
+        return None
     if key is not None and (not key.strip() or not key.isascii() or not key.isprintable()):
         raise UsageError(
             Finding(

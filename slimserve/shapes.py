@@ -24,6 +24,8 @@ Loc = tuple[str | int, ...]
 T = TypeVar("T")
 
 _MISSING = object()
+# More than anybody reads; looking for the nearest key of each of 60,000 would take seconds.
+MAX_PROBLEMS = 100
 _SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -203,6 +205,8 @@ def expected(annotation: Any) -> str:
     origin = typing.get_origin(kind)
     if origin is Literal:
         return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    if hasattr(kind, "EXPECTED"):  # a shape whose rule is more than the list of its keys
+        return str(kind.EXPECTED)
     if fields := fields_of(kind):
         names = [field.name for field in fields if field.required] or [field.name for field in fields]
         return f"a mapping with {', '.join(names)}"
@@ -253,6 +257,8 @@ def _decode_object(kind: Any, data: Any, loc: Loc, problems: list[Problem]) -> A
     fields = {field.name: field for field in fields_of(kind)}
     values: dict[str, Any] = {}
     for key, part in data.items():
+        if len(problems) >= MAX_PROBLEMS:
+            return _MISSING
         if key in fields:
             values[key] = _decode(fields[key].annotation, part, (*loc, key), problems)
         else:
@@ -271,7 +277,7 @@ def _decode_object(kind: Any, data: Any, loc: Loc, problems: list[Problem]) -> A
         return (typing.get_origin(kind) or kind)(**values)
     except ValueError as error:  # what only the object as a whole can get wrong: `__post_init__`
         text = f"{dotted(loc) or 'the file'}: {error}"
-        problems.append(Problem(loc, text, "the file contradicts itself", "mend the values"))
+        problems.append(Problem(loc, text, "the file contradicts itself", f"give {expected(kind)}"))
         return _MISSING
 
 

@@ -80,6 +80,11 @@ def parse_document(path: Path, text: str) -> Document:
     Raises:
         RegistryError: with every problem that can be seen at once.
     """
+    unprintable = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if unprintable:
+        where = f"{path}:{text.count(chr(10), 0, unprintable.start()) + 1}"
+        what = f"character U+{ord(unprintable[0]):04X} is not allowed"
+        raise RegistryError(Finding(what, "YAML files hold printable text only", "remove it", where))
     builder = _Builder(path)
     try:
         builder.build(yaml.parse(text, Loader=_LOADER))
@@ -87,18 +92,6 @@ def parse_document(path: Path, text: str) -> Document:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         builder.problems.append(_syntax(path, line, text, error.problem or "it does not parse"))
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        builder.problems.append(
-            Finding(
-                f"character U+{ord(error.character):04X} is not allowed"
-                if isinstance(error.character, str)
-                else "bad byte",
-                "YAML files hold printable text only",
-                "remove the control character",
-                f"{path}:{line}",
-            )
-        )
     if builder.problems:
         raise RegistryError(*builder.problems)
     return Document(path, builder.data, builder.lines)

@@ -22,6 +22,7 @@ FIXED: tuple[tuple[str, Any, str], ...] = (
     ("api_server_count", 1, "one-api-server"),
     ("allowed_origins", [], "loopback"),
     ("generation_config", "auto", "never-greedy"),
+    ("fail_on_environ_validation", True, "nothing-unread"),
 )
 FIXED_ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
     ("HF_HUB_OFFLINE", "1", "pinned-revision"),
@@ -55,11 +56,11 @@ OWNED = frozenset(
 
 # The engine gets these of the user's variables and no others: whatever else configures it is the profile's to say.
 PASSED = frozenset(
-    "PATH HOME USER LOGNAME LANG LANGUAGE LC_ALL LC_CTYPE TZ TERM TMPDIR SHELL LD_LIBRARY_PATH CUDA_HOME".split()
+    "PATH HOME USER LOGNAME LANG LANGUAGE LC_ALL LC_CTYPE TZ TERM SHELL LD_LIBRARY_PATH CUDA_HOME".split()
 )
 # Variables that would have configured the engine; dropping one of them is said aloud.
 _TELLING = tuple("VLLM_ NCCL_ CUDA_ TORCH PYTORCH_ TRITON_ FLASHINFER_ OMP_ KMP_ MKL_ GLOO_ HF_ TRANSFORMERS_".split())
-_ALSO_TELLING = frozenset({"PYTHONPATH", "LD_PRELOAD"})
+_ALSO_TELLING = frozenset({"PYTHONPATH", "LD_PRELOAD", "TMPDIR"})
 _OWN_KEY = "SLIMSERVE_API_KEY"
 
 

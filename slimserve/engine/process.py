@@ -96,6 +96,15 @@ class EngineProcess:
             self._handle = None
         return left
 
+    def _workers(self) -> set[int]:
+        """Pids of what computes: neither the leader, nor those that only clean up after it."""
+        helpers = ("slimserve-guard", "multiprocessing.resource_tracker")
+        return {
+            one.pid
+            for one in self.survivors()
+            if one.pid != self.pid and not any(word in one.name + procfs.command_line(one.pid) for word in helpers)
+        }
+
     def stop(self, grace_seconds: float, hurried: Callable[[], bool] = lambda: False) -> list[procfs.Process]:
         """End the engine: SIGTERM to the leader, `grace_seconds` to follow it, SIGKILL to all that is left.
 
@@ -111,10 +120,13 @@ class EngineProcess:
         deadline = time.monotonic() + grace_seconds
         try:
             if self.status() is None and not hurried():
+                workers = self._workers()
                 self.terminate()
                 while not hurried() and (left := deadline - time.monotonic()) > 0:
                     if self.wait(min(left, 0.05)) is not None:
                         break
+                    if workers and not workers & self._workers():
+                        break  # what computes is gone: the leader waits for clients to whom no token can come any more
         finally:  # an interruption of the grace is an order to hurry, not to leave the engine behind
             survivors = self.kill()
         return survivors

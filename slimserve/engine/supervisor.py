@@ -132,6 +132,16 @@ class Supervisor:
         self._signals = None
         return 0 if self._ready else 1
 
+    def require_place(self) -> None:
+        """Check what can be checked before the engine, and before the weights that it needs: `start` does it again.
+
+        Raises:
+            Refused: an engine without a supervisor is in the way, or the port, or the run folder.
+        """
+        self._folder.refuse_leftovers()
+        ports.require_free(self._launch.host, self._launch.port)
+        self._folder.prepare()
+
     def start(self) -> None:
         """Check what can be checked, then start the engine; returns at once.
 
@@ -141,9 +151,7 @@ class Supervisor:
         launch = self._launch
         if self._process is not None:
             raise RuntimeError("this supervisor has started its engine already")
-        self._folder.refuse_leftovers()
-        ports.require_free(launch.host, launch.port)
-        self._folder.prepare()
+        self.require_place()
         tag = secrets.token_hex(16)
         env = {**launch.env, PARENT: str(os.getpid()), procfs.TAG: tag}
         self._oom_before = ending.oom_counters()

@@ -145,12 +145,11 @@ def test_usage_errors(environment: dict[str, str], arguments: list[str], says: s
     assert result.stdout == ""
 
 
-def test_paths_that_are_no_text_are_printed_escaped(environment: dict[str, str], tmp_path: Path) -> None:
+def test_paths_that_are_no_text_are_refused_and_printed_escaped(environment: dict[str, str], tmp_path: Path) -> None:
     odd = {**environment, "SLIMSERVE_CACHE": f"{tmp_path}/\udcff", "PYTHONUTF8": "1"}
-    for more in ([], ["--json"]):
-        result = slimserve(odd, "smollm2-135m-bf16-cpu", "--plan", *more)
-        assert result.returncode == 0
-        assert "udcff" in result.stdout
+    result = slimserve(odd, "--list")
+    assert result.returncode == 2
+    assert "udcff' cannot be used" in result.stderr
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.org", ""])
@@ -223,3 +222,34 @@ def test_an_unusable_key_is_refused_and_not_printed(environment: dict[str, str])
     assert result.returncode == 2
     assert "SLIMSERVE_API_KEY is not a usable key" in result.stderr
     assert "secret" not in result.stderr
+
+
+def test_closed_and_full_streams_give_no_traceback(environment: dict[str, str]) -> None:
+    program = f"{sys.executable} -m slimserve"
+    for line, status in (
+        ("--list >/dev/full", 1),
+        ("--list >&-", 0),
+        ("--list <&-", 0),
+        ("nope --plan 2>/dev/full", 2),
+        ("nope --plan 2>&-", 2),
+        ("nope --plan --json >/dev/full", 2),
+        ("qwen38fn-fp8-8 --serve 2>&-", 3),
+        ("--policies >/dev/full 2>&-", 1),
+    ):
+        result = subprocess.run(
+            ["sh", "-c", f"{program} {line}"], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert result.returncode == status, (line, result.stderr)
+        assert "Traceback" not in result.stderr
+        assert "Exception ignored" not in result.stderr
+
+
+def test_folders_that_cannot_be_used_are_named(environment: dict[str, str], tmp_path: Path) -> None:
+    for name, value in (
+        ("SLIMSERVE_CACHE", "/tmp/" + "a" * 300),
+        ("SLIMSERVE_PROFILES", "/tmp/" + "a" * 300),
+        ("SLIMSERVE_PROFILES", str(tmp_path / "nowhere")),
+    ):
+        result = slimserve({**environment, name: value}, "--list")
+        assert result.returncode in (1, 2, 3)
+        assert value in result.stderr

@@ -193,7 +193,7 @@ CASES = [
         BOX,
         "{derived: cores x 2}",
         "{derived: x, policy: exact-kv}",
-        ("exactly one of receipt",),
+        ("exactly one of receipt", "exactly one of policy: ID"),
     ),
     Case("no kind of evidence", BOX, "{derived: cores x 2}", "{}", ("exactly one of receipt", "0 given")),
     Case(
@@ -343,6 +343,33 @@ CASES = [
 ]
 
 
+MORE = [
+    Case("measured by a path", BOX, "{derived: cores x 2}", "{receipt: ../sources.yaml}", ("a plain relative path",)),
+    Case("measured by any file", BOX, "{derived: cores x 2}", "{receipt: /etc/passwd}", ("a plain relative path",)),
+    Case("control sequence in a title", BOX, "title: Tiny on a box", 'title: "\\e[31mTiny"', ("it must be printable",)),
+    Case("two lines in a title", BOX, "title: Tiny on a box", 'title: "Tiny\\nruns"', ("it must be one line",)),
+    Case("NUL in a variable", BOX, 'value: "2"', 'value: "2\\0"', ("it must be printable",)),
+    Case("foreign variable", BOX, "OMP_NUM_THREADS", "LD_PRELOAD", ("configures neither the engine nor a library",)),
+    Case("top_p of zero", "models/tiny.yaml", "top_p: 0.9", "top_p: 0", ("from 0.01 to 1",)),
+    Case("no bytes", "models/tiny.yaml", "bytes: 1000", "bytes: 0", ("from 1 to",)),
+    Case(
+        "more on the host than there is",
+        "models/tiny.yaml",
+        "bytes: 1000",
+        "bytes: 1000\n    host_bytes: 2000",
+        ("exceeds",),
+    ),
+    Case(
+        "absurd heads", "models/tiny.yaml", "num_attention_heads: 4", "num_attention_heads: 10000", ("from 1 to 4096",)
+    ),
+    Case("absurd GPUs", "platforms/rack.yaml", "count: 8", "count: 2048", ("from 1 to 256",)),
+    Case("month 99", "sources.yaml", "2026-08", "2026-99", ("a date such as",)),
+    Case("evidence of a platform", "platforms/rack.yaml", "published: paper", "published: nowhere", ("cites nowhere",)),
+    Case("missing manifest", "models/tiny.yaml", "manifest: tiny-bf16", "manifest: tiny-bf17", ("does not exist",)),
+]
+CASES += MORE
+
+
 def run(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     status = main(["--list"])
     out, err = capsys.readouterr()
@@ -425,6 +452,8 @@ FILES: list[tuple[str, Callable[[Path], object], str]] = [
         "nested more than",
     ),
     ("complex key", lambda path: path.write_text("? [a, b]\n: c\n"), "as a key"),
+    ("control character", lambda path: path.write_text("a: \u00e9\u00e9\u00e9\n\n\nb: \x07\n"), "extra.yaml:4"),
+    ("thousands of keys", lambda path: path.write_text("".join(f"k{n}: 1\n" for n in range(60_000))), "unknown key k0"),
     ("a folder", lambda path: path.mkdir(), "is not a regular file"),
     ("dangling link", lambda path: path.symlink_to("nowhere"), "cannot be read"),
 ]
@@ -458,11 +487,20 @@ def test_a_registry_without_a_default(folder: Path, capsys: pytest.CaptureFixtur
     assert f"{folder}: no profile is the default" in err
 
 
+def test_a_file_with_another_ending_is_not_lost_in_silence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "tiny-bf16-box.yml").write_text((folder / BOX).read_text())
+    (folder / "._tiny-bf16-box.yaml").write_bytes(b"\x00\x05\x16\x07")  # what another system leaves beside a copy
+    status, err = run(capsys)
+    assert status == 2
+    assert "tiny-bf16-box.yml: is called .yml" in err
+    assert "._tiny" not in err
+
+
 def test_a_registry_without_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(folder)
     status, err = run(capsys)
     assert status == 2
-    assert "holds no YAML files" in err
+    assert "cannot be read" in err
 
 
 def test_a_broken_registry_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
