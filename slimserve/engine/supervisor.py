@@ -126,7 +126,8 @@ class Supervisor:
                 self.wait_ready()
                 self._wait(None, None)
             except _Stopped:
-                pass
+                if not ready:
+                    self._report("told to stop before it was ready")
             finally:
                 self.stop()
         self._signals = None
