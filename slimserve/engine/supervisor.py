@@ -126,7 +126,7 @@ class Supervisor:
                 self.wait_ready()
                 self._wait(None, None)
             except _Stopped:
-                if not ready:
+                if not self._ready:
                     self._report("told to stop before it was ready")
             finally:
                 self.stop()
