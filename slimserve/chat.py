@@ -9,31 +9,27 @@ from typing import TextIO
 
 from slimserve.chat_answer import Answer, receive
 from slimserve.chat_commands import Conversation, is_command, obey
+from slimserve.chat_probe import find, is_serving, probe, unusable
 from slimserve.chat_terminal import Interrupts, Lines, OutputLost, Screen, wants_colour
-from slimserve.client import Stop, get_json
+from slimserve.client import Stop
 from slimserve.client_faults import Endpoint, Unreachable
 from slimserve.errors import Failed, Finding, SlimserveError, UsageError
 
-__all__ = ["Endpoint", "Stop", "ask", "chat", "check_prompt", "is_serving"]
+__all__ = [
+    "Endpoint",
+    "Stop",
+    "ask",
+    "chat",
+    "check_prompt",
+    "check_text",
+    "find",
+    "is_serving",
+    "probe",
+    "unusable",
+]
 
 PROMPT = "> "
 STOPS_TO_LEAVE = 2
-
-
-def is_serving(endpoint: Endpoint, *, deadline_seconds: float = 1.0) -> bool:
-    """Whether the endpoint answers with this key and lists the model. Never raises.
-
-    Args:
-        deadline_seconds: for the whole exchange.
-    """
-    try:
-        listed = get_json(endpoint, "/models", deadline_seconds=deadline_seconds)
-    except SlimserveError:
-        return False
-    entries = listed.get("data") if isinstance(listed, dict) else None
-    if not isinstance(entries, list):
-        return False
-    return any(isinstance(entry, dict) and entry.get("id") == endpoint.model for entry in entries)
 
 
 def ask(
@@ -47,13 +43,14 @@ def ask(
 
     Returns:
         The exit code: 0 when there is a whole answer, 1 when there is none or it broke off, 2 when the prompt, the
-        address or the key cannot be sent.
+        system prompt, the address or the key cannot be sent.
     """
     screen = Screen(out, err, colour=wants_colour(err))
     try:
         with Interrupts() as interrupts:
             try:
                 check_prompt(prompt)
+                check_text(system or "", "the system prompt")
                 fault = _turn(endpoint, prompt, Conversation(system), screen, interrupts, stop)
                 if fault is not None:
                     raise Failed(fault)
@@ -81,12 +78,18 @@ def chat(
 
     Returns:
         The exit code: 0; for input that is not a terminal 1 when any line went without its answer. 1 too when
-        the output is closed.
+        the output is closed; 2 when the system prompt cannot be sent.
     """
     colour = colour and wants_colour(err)
     screen = Screen(out, err, colour=colour)
     try:
         with Interrupts() as interrupts:
+            try:
+                check_text(system or "", "the system prompt")
+            except UsageError as error:
+                for finding in error.findings:
+                    screen.finding(finding)
+                return error.exit_code
             lines = Lines(stdin, screen, interrupts, colour=colour)
             return _Session(endpoint, system, lines, screen, interrupts).run()
     except OutputLost as lost:
@@ -223,9 +226,21 @@ def check_prompt(prompt: str) -> None:
     """
     if not prompt.strip():
         raise UsageError(Finding("the prompt is empty", "there is nothing to answer", "give a text behind -p"))
+    check_text(prompt, "the prompt")
+
+
+def check_text(text: str, option: str) -> None:
+    """Refuse a text of the command line that no message can carry: its bytes were not UTF-8.
+
+    Args:
+        option: what the text was given as, in words or as the option's name.
+
+    Raises:
+        UsageError: it is no text.
+    """
     try:
-        prompt.encode()
+        text.encode()
     except UnicodeEncodeError:
         raise UsageError(
-            Finding("the prompt is not UTF-8", "a message is text", "convert it with iconv and ask again")
+            Finding(f"{option} is not UTF-8", "a message is text", "convert it with iconv and ask again")
         ) from None

@@ -14,6 +14,8 @@ from slimserve.errors import Finding
 
 # `reasoning` is the pinned engine's name; `reasoning_content` is the older one that other servers still send.
 REASONING_FIELDS = ("reasoning", "reasoning_content")
+# Up to here a float counts exactly; a number beyond it is no count of tokens, and may not fit into a float at all.
+MOST_TOKENS = 1 << 53
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -184,7 +186,7 @@ def _usage(told: object) -> Usage | None:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
 
 
 def _no_text(answer: Answer) -> Finding:

@@ -24,6 +24,8 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 # All of C0 and C1 but the tab and the line feed: on a terminal they move the cursor, set the title, type answers.
 CONTROL_CHARACTERS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 LEADING_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
+# No answer is indented further; what is longer is passed on as it is, so that no server makes us hold its blanks.
+INDENT_CHARACTERS = 1 << 12
 
 
 class OutputLost(Exception):
@@ -60,10 +62,10 @@ class Screen:
     def words(self, text: str) -> None:
         """A piece of the answer. Blank lines ahead of it, which follow a thought, are left out."""
         if not self._begun:
-            self._blank += text
-            if not self._blank.strip():
+            # Only the line that has no end yet is held: whether it is blank is open.
+            text = self._blank = LEADING_BLANK_LINES.sub("", self._blank + text)
+            if not text.strip() and len(text) <= INDENT_CHARACTERS:
                 return
-            text = LEADING_BLANK_LINES.sub("", self._blank)
         self._close_thought()
         self._begun = True
         self._out_line_open = not text.endswith("\n")

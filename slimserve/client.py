@@ -21,6 +21,8 @@ from slimserve.client_faults import (
     BrokenStream,
     Endpoint,
     HttpError,
+    NoListener,
+    Silent,
     Stopped,
     Unreachable,
     cut_short,
@@ -35,7 +37,8 @@ from slimserve.errors import Finding, UsageError
 CONNECT_SECONDS = 5.0
 ERROR_BODY_SECONDS = 5.0
 BODY_BYTES = 1 << 20
-LINE_BYTES = 1 << 22
+# Of one line, and of the lines of one event together: neither may grow until the memory is gone.
+EVENT_BYTES = 1 << 22
 
 
 class Stop:
@@ -80,7 +83,7 @@ def get_json(endpoint: Endpoint, path: str, *, deadline_seconds: float) -> objec
         with _exchange(endpoint, "GET", path, None, deadline_seconds, stop) as response, _faults(endpoint, stop):
             return decode_json(response.read(BODY_BYTES))
     except Stopped as stopped:
-        raise Unreachable(
+        raise Silent(
             Finding(
                 f"no answer from {endpoint.base_url} within {deadline_seconds:g} s",
                 "something took the connection and kept silent",
@@ -208,7 +211,7 @@ def _faults(endpoint: Endpoint, stop: Stop) -> Iterator[None]:
                 Finding("the answer was stopped", "a stop was requested before it was complete", "ask again")
             ) from fault
         if isinstance(fault, OSError) and not isinstance(fault, ConnectionResetError | BrokenPipeError):
-            raise Unreachable(
+            raise _unreachable_kind(fault)(
                 Finding(
                     f"nothing answers at {endpoint.base_url}",
                     fault.strerror or str(fault) or type(fault).__name__,
@@ -218,6 +221,13 @@ def _faults(endpoint: Endpoint, stop: Stop) -> Iterator[None]:
         if isinstance(fault, OSError | http.client.IncompleteRead | http.client.RemoteDisconnected):
             raise BrokenStream(cut_short()) from fault
         raise BrokenStream(not_a_stream(endpoint, "an answer that cannot be read", excerpt(str(fault)))) from fault
+
+
+def _unreachable_kind(fault: OSError) -> type[Unreachable]:
+    if isinstance(fault, ConnectionRefusedError):
+        return NoListener
+    # A frozen server's queue of connections is full at some time, and then not even connecting gets an answer.
+    return Silent if isinstance(fault, TimeoutError) else Unreachable
 
 
 def _pieces(response: http.client.HTTPResponse, endpoint: Endpoint, stop: Stop) -> Iterator[bytes]:
@@ -239,12 +249,11 @@ def _event_data(pieces: Iterator[bytes], endpoint: Endpoint) -> Iterator[str]:
     """
     rest = b""
     data: list[str] = []
+    data_bytes = 0
     for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) > LINE_BYTES:
-            raise BrokenStream(
-                not_a_stream(endpoint, f"a line of more than {LINE_BYTES} bytes", "an event is far shorter")
-            )
+        if len(rest) > EVENT_BYTES:
+            raise BrokenStream(_too_long(endpoint, "a line"))
         for raw in lines:
             try:
                 line = raw.removesuffix(b"\r").decode()
@@ -257,9 +266,16 @@ def _event_data(pieces: Iterator[bytes], endpoint: Endpoint) -> Iterator[str]:
             name, _, value = line.partition(":")
             if not line and data:
                 yield "\n".join(data)
-                data = []
+                data, data_bytes = [], 0
             elif name == "data":
+                data_bytes += len(raw)
+                if data_bytes > EVENT_BYTES:
+                    raise BrokenStream(_too_long(endpoint, "an event"))
                 data.append(value.removeprefix(" "))
+
+
+def _too_long(endpoint: Endpoint, what: str) -> Finding:
+    return not_a_stream(endpoint, f"{what} of more than {EVENT_BYTES} bytes", "an event is far shorter")
 
 
 def _event(data: str, endpoint: Endpoint) -> dict[str, object]:

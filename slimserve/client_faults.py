@@ -2,6 +2,8 @@
 
 Failed
 |- Unreachable    no connection, or no answer in time
+|  |- NoListener  the connection was refused
+|  `- Silent      the deadline passed: while connecting, or with the connection taken and no answer given
 |- HttpError      an answer whose status is not 200
 |- BrokenStream   an answer that began and is cut short, or is not what the protocol says
 `- Stopped        a `Stop` was requested
@@ -19,6 +21,14 @@ EXCERPT_CHARACTERS = 80
 
 class Unreachable(Failed):
     """No connection, or no answer in time."""
+
+
+class NoListener(Unreachable):
+    """The connection was refused: nobody listens there."""
+
+
+class Silent(Unreachable):
+    """The deadline passed while connecting, or with the connection taken and no answer given."""
 
 
 class HttpError(Failed):

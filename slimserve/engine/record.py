@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from slimserve.engine import procfs
 from slimserve.errors import Finding, Refused
+from slimserve.shapes import Between, Matching, ShapeError, build
 
 FILE_NAME = "engine.json"
 LOG_NAME = "engine.log"
 # An engine whose supervisor was killed a moment ago is being ended by its guard; it is not a leftover yet.
 LEFTOVER_SECONDS = 3.0
+RECORD_BYTES = 1 << 20
+
+# Linux gives out no higher pid. 0 and 1 name no engine's leader, and `kill` would take them for far more than one.
+Pid = Annotated[int, Between(2, 1 << 22)]
+Ticks = Annotated[int, Between(0, (1 << 64) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +43,12 @@ class StartRecord:
     """
 
     profile_id: str
-    port: int
-    pid: int
-    start_ticks: int
-    tag: str
-    supervisor_pid: int
-    supervisor_start_ticks: int
+    port: Annotated[int, Between(1, 65535)]
+    pid: Pid
+    start_ticks: Ticks
+    tag: Annotated[str, Matching("[!-~]+", "printable ASCII without a space")]
+    supervisor_pid: Annotated[int, Between(1, 1 << 22)]
+    supervisor_start_ticks: Ticks
     argv: tuple[str, ...]
     boot: str = field(default_factory=procfs.boot)
 
@@ -49,12 +57,13 @@ class StartRecord:
         if self.boot != procfs.boot():
             return []
         leader = procfs.read(self.pid)
-        # With another start time the number has been given to a stranger, and the session of that number is his.
-        is_other = leader is not None and leader.start_ticks != self.start_ticks
+        # The session of that number is the engine's for certain only while the leader holds the number, be it as a
+        # zombie. Once he is gone it may have been given to a stranger, who may have left processes behind in turn.
+        holds_number = leader is not None and leader.start_ticks == self.start_ticks
         return [
             process
             for process in procfs.members(self.pid, self.tag)
-            if not is_other or procfs.carries(process.pid, self.tag)
+            if holds_number or procfs.carries(process.pid, self.tag)
         ]
 
     @property
@@ -92,9 +101,15 @@ class Leftover:
 def read(path: Path) -> StartRecord | None:
     """The record at `path`; None when it is gone or not one of ours (another version's, or a torn disk's)."""
     try:
-        fields = json.loads(path.read_text())
-        return StartRecord(**{**fields, "argv": tuple(fields["argv"])})
-    except (OSError, ValueError, TypeError, KeyError):
+        # Without waiting and without following: a pipe or a link in its place is no record of ours.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            raw = file.read(RECORD_BYTES)
+        fields = json.loads(raw)
+        # Without it nothing tells which boot the numbers are of, and this one would be assumed.
+        return build(StartRecord, fields) if "boot" in fields else None
+    except (OSError, ValueError, TypeError, RecursionError, ShapeError):
         return None
 
 

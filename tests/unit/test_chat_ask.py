@@ -149,6 +149,8 @@ def test_a_stream_that_breaks_off_is_a_failure_and_keeps_what_came(switch: str) 
         (event({"content": 5}), "a content of type int"),
         (b'data: {"choices": "\xff\xfe"}\n\n', "bytes that are not UTF-8"),
         (b"data: " + b"x" * (5 << 20), "a line of more than 4194304 bytes"),
+        (b"data: xxxxxxxxx\n" * (5 << 16), "an event of more than 4194304 bytes"),
+        (b"data\n" * (2 << 20), "an event of more than 4194304 bytes"),
         (DONE, "the connection ended before the answer was complete"),
         (event({"content": "Half"}, "abort") + DONE, "the server gave the answer up (finish_reason abort)"),
         (
@@ -253,11 +255,37 @@ def test_what_cannot_be_sent_is_a_matter_of_usage(base_url: str, prompt: str, ke
     assert said in err
 
 
-def test_a_prompt_that_is_not_utf_8() -> None:
-    with start("http://127.0.0.1:1/v1", "--ask", b"\xff\xfe") as process:  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ask", b"\xff\xfe"], b"the prompt is not UTF-8\n"),
+        (["--ask", "Hi", "--system", b"\xff\xfe"], b"the system prompt is not UTF-8\n"),
+        (["--system", b"\xff\xfe"], b"the system prompt is not UTF-8\n"),
+    ],
+)
+def test_a_prompt_that_is_not_utf_8(arguments: list[str], said: bytes) -> None:
+    with start("http://127.0.0.1:1/v1", *arguments) as process:
         _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 2
-    assert err.startswith(b"the prompt is not UTF-8\n")
+    assert err.startswith(said)
+
+
+def test_events_are_bounded_one_by_one_and_not_together() -> None:
+    stream = event({"content": "x" * (1 << 20)}) * 6 + event({}, "stop") + DONE
+    with scripted_server(response(stream)) as base_url:
+        code, out, _ = run(base_url, "--ask", "Hi")
+    assert (code, len(out)) == (0, 6 * (1 << 20) + 1)
+
+
+@pytest.mark.parametrize("count", ["1" + "0" * 400, str(2**53 + 1), "-1", "true", "3.0", '"3"', "null"])
+def test_a_count_that_is_none_is_no_usage(count: str) -> None:
+    usage = f'data: {{"choices": [], "usage": {{"prompt_tokens": 1, "completion_tokens": {count}}}}}\n\n'.encode()
+    # Apart in time, so that there is something to divide by.
+    pieces = [response(HELLO[0]), *HELLO[1:] * 200, event({}, "stop"), usage, DONE]
+    with scripted_server(*pieces) as base_url:
+        code, _, err = run(base_url, "--ask", "Hi")
+    assert code == 0
+    assert "tokens" not in err
 
 
 def test_a_key_that_no_header_carries_is_refused_unseen() -> None:

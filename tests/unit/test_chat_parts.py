@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import time
+import tracemalloc
 
 import pytest
 from chat_support import fake_engine, response, scripted_server
 
 from slimserve.chat import Endpoint, is_serving
 from slimserve.chat_answer import Answer, Usage
-from slimserve.chat_terminal import Interrupts
+from slimserve.chat_terminal import INDENT_CHARACTERS, Interrupts, Screen
 
 
 def test_a_server_that_lists_the_model_with_this_key_is_serving() -> None:
@@ -67,6 +69,32 @@ def test_the_rate_leaves_out_the_first_token_whose_time_is_the_prefill_s() -> No
 )
 def test_no_rate_where_there_is_nothing_to_measure(answer: Answer) -> None:
     assert answer.tokens_per_second is None
+
+
+def test_blank_lines_without_end_are_not_kept() -> None:
+    out = io.StringIO()
+    screen = Screen(out, io.StringIO(), colour=False)
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            screen.words(" \t\n" * 1000)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    screen.words("  ")
+    screen.words("x")
+    assert out.getvalue() == "  x"
+    assert held < 100_000
+
+
+def test_an_indent_without_end_is_passed_on_and_not_kept() -> None:
+    out = io.StringIO()
+    screen = Screen(out, io.StringIO(), colour=False)
+    screen.words("\n" + " " * INDENT_CHARACTERS)
+    assert out.getvalue() == ""
+    screen.words(" ")
+    screen.words(" ")
+    assert out.getvalue() == " " * (INDENT_CHARACTERS + 2)
 
 
 def test_an_interrupt_outside_a_window_is_raised_in_the_next_one_and_once() -> None:
