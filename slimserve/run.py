@@ -53,6 +53,8 @@ def chat(session: Session, profile: Profile, host: str, port: int, system: str |
 
     if prompt is not None:
         terminal.check_prompt(prompt)
+    if system is not None:
+        terminal.check_text(system, "the text behind --system")
     shown = f"[{host}]" if ":" in host else host
     endpoint = terminal.Endpoint(f"http://{shown}:{port}/v1", profile.id, _key(session))
 
@@ -61,7 +63,12 @@ def chat(session: Session, profile: Profile, host: str, port: int, system: str |
             return terminal.ask(endpoint, prompt, system=system, out=sys.stdout, err=sys.stderr)
         return terminal.chat(endpoint, system=system, stdin=sys.stdin, out=sys.stdout, err=sys.stderr)
 
-    if terminal.is_serving(endpoint):
+    presence, found = terminal.find(endpoint)
+    refusal = terminal.unusable(presence, endpoint, key_variable=KEY_VARIABLE)
+    if refusal is not None:
+        raise refusal
+    if presence == "serving":
+        endpoint = found  # `talk` goes there, without the key when nobody asked for it
         return talk()
     engine = launch(session, profile, host, port)
     say("this chat owns the endpoint: it stops when you leave")
