@@ -73,7 +73,7 @@ class Session:
         checkpoint = subject.model.checkpoints[profile.quant]
         folder = weights.folder(self.cache, subject.model.id, profile.quant, checkpoint)
         # Most checkpoints of a listing are not there at all: then there is no need to read what they should hold.
-        ready = self.here and folder.is_dir() and weights.state(folder, self.manifest(subject)).ready
+        ready = self.here and weights.is_there(folder) and weights.state(folder, self.manifest(subject)).ready
         # A machine that is only described has nothing on its disk yet, whatever this one has.
         there = folder if self.here else Path(os.devnull)
         return WeightsOnDisk(folder, ready, 0 if ready else weights.peak_bytes(there, checkpoint))

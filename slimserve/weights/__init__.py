@@ -1,6 +1,7 @@
 """Weights: where they lie, what is there, how they get there, and whether they are right.
 
-`folder`, `manifest`, `state`, `bytes_missing` and `peak_bytes` look at names and sizes and are fit for every listing.
+`folder`, `manifest`, `is_there`, `state`, `bytes_missing` and `peak_bytes` look at names and sizes and are fit for
+every listing.
 `fetch` and `verify` move and read all bytes; `check` and `check_config` stand before each launch.
 """
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from slimserve.errors import Finding
 from slimserve.model import Checkpoint, Geometry
 from slimserve.weights.manifest_file import Manifest, ManifestFile, read_manifest
-from slimserve.weights.store import State, bytes_missing, folder, peak_bytes, state
+from slimserve.weights.store import State, bytes_missing, folder, is_there, peak_bytes, state
 
 if TYPE_CHECKING:
     from slimserve.weights.verification import Progress
@@ -28,6 +29,7 @@ __all__ = [
     "check_config",
     "fetch",
     "folder",
+    "is_there",
     "manifest",
     "peak_bytes",
     "state",
@@ -58,8 +60,9 @@ def fetch(
     """Make `target` complete and verified; see `transfer.fetch`.
 
     Raises:
-        Refused: the disk is too small, or another process is fetching the same.
-        Failed: the network, the source or the disk failed, or a hash is wrong. What was there before is still there.
+        Refused: the disk is too small, another process is fetching the same, or what is there cannot be read.
+        Failed: the network, the source or the disk failed, or a hash is wrong. What was there and right is kept, or
+            can be made again from what is kept.
     """
     from slimserve.weights import transfer
 
@@ -84,6 +87,7 @@ def verify(target: Path, manifest: Manifest, progress: Progress) -> list[Finding
     """Files with another hash; what is right is stamped and not hashed again; see `verification.verify`.
 
     Raises:
+        Refused: a file is there and cannot be read.
         OSError: the stamp cannot be written.
     """
     from slimserve.weights import verification

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable
@@ -11,14 +12,18 @@ from typing import TextIO
 class Meter:
     """A progress callable for `fetch` and `verify`.
 
+    A stream that takes nothing any more (closed, full, its reader gone) ends the display, not the download.
+
     Args:
-        stream: where the lines go, as a rule stderr.
+        stream: where the lines go, as a rule stderr; None, as Python has it when stderr was closed, shows nothing.
         clock: seconds from a fixed point.
     """
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
-        self._terminal = stream.isatty()
+        self._terminal = False
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
+            self._terminal = stream is not None and stream.isatty()
         self._start: tuple[float, int] | None = None
         self._last = (-1, -1)
         self._drawn = float("-inf")
@@ -38,11 +43,10 @@ class Meter:
                 return
             self._drawn, self._open = now, True
             width = max(20, shutil.get_terminal_size().columns - 1)
-            self._stream.write("\r" + self._line(done, total, share, name, now)[:width].ljust(width))
-            self._stream.flush()
+            self._put("\r" + self._line(done, total, share, name, now)[:width].ljust(width))
         elif int(share * 10) != self._tenth:
             self._tenth = int(share * 10)
-            print(self._line(done, total, share, name, now), file=self._stream, flush=True)
+            self._put(self._line(done, total, share, name, now) + "\n")
 
     def _line(self, done: int, total: int, share: float, name: str, now: float) -> str:
         assert self._start is not None
@@ -53,6 +57,12 @@ class Meter:
     def close(self) -> None:
         """End the redrawn line, so that what follows starts on its own."""
         if self._open:
-            self._stream.write("\n")
-            self._stream.flush()
+            self._put("\n")
             self._open = False
+
+    def _put(self, text: str) -> None:
+        if self._stream is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()

@@ -18,12 +18,19 @@ from pathlib import Path
 
 from slimserve.errors import Failed, Finding
 from slimserve.model import IndexPackage
+from slimserve.weights import store
 from slimserve.weights.manifest_file import ManifestFile
 from slimserve.weights.verification import Progress, hash_file
 
 _CHUNK = 4 << 20
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.2
+# What pip goes by. The rest, tokens and keys among it, is none of its business; PYTHONPATH could put another pip before
+# it. A Python with a shared library of its own may need LD_LIBRARY_PATH to start at all.
+_PIP_READS = {
+    "PATH", "HOME", "LANG", "LANGUAGE", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "LD_LIBRARY_PATH",
+}  # fmt: skip
 # What pip prints when no server answered.
 _UNREACHABLE = ("NewConnectionError", "ConnectTimeout", "Max retries", "Temporary failure", "timed out", "ProxyError")
 
@@ -46,7 +53,7 @@ def bring_wheel(package: IndexPackage, folder: Path, progress: Progress, environ
     if wheel.is_file() and hash_file(wheel, expected) == package.sha256:
         return wheel
     wheel.unlink(missing_ok=True)
-    scratch = folder / "pip"
+    scratch = folder / store.SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
     (scratch / "arrived").mkdir(parents=True)
     try:
@@ -70,15 +77,24 @@ def bring_wheel(package: IndexPackage, folder: Path, progress: Progress, environ
 
 def _pip(package: IndexPackage, folder: Path, scratch: Path, progress: Progress, environ: Mapping[str, str]) -> None:
     wanted = f"{package.package}=={package.version}"
-    argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"]
-    argv += ["--disable-pip-version-check", "--progress-bar=off", "--quiet", "--dest", str(scratch / "arrived"), wanted]
+    # -P: a file pip.py where the user happens to stand is not pip.
+    argv = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    argv += [
+        "--no-input",
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+        "--quiet",
+        "--dest",
+        str(scratch / "arrived"),
+        wanted,
+    ]
     with (scratch / "log").open("w+b") as log:
         child = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**environ, "TMPDIR": str(scratch)},
+            env={**_for_pip(environ), "TMPDIR": str(scratch)},
             preexec_fn=_tie_to_parent(),
         )
         arrived = 0
@@ -98,6 +114,14 @@ def _pip(package: IndexPackage, folder: Path, scratch: Path, progress: Progress,
         said = log.read().decode("utf-8", "replace")
     if status != 0:
         raise Failed(_pip_failed(package, folder, said, status))
+
+
+def _for_pip(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _PIP_READS or name.startswith(("PIP_", "LC_")) or name.lower().endswith("_proxy")
+    }
 
 
 def _largest(scratch: Path) -> int:

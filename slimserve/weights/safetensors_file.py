@@ -85,12 +85,12 @@ def _tensors(header: Any) -> tuple[dict[str, Tensor], int]:
         if name == "__metadata__":
             continue
         try:
-            tensor = Tensor(name, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
-            begin, end = (int(n) for n in entry["data_offsets"])
+            tensor = Tensor(name, str(entry["dtype"]), tuple(_count(n) for n in entry["shape"]))
+            begin, end = (_count(n) for n in entry["data_offsets"])
             wanted = tensor.bytes
         except (TypeError, KeyError, ValueError) as error:
             raise ValueError(f"tensor {name!r}: {type(error).__name__}: {error}") from None
-        if min((*tensor.shape, begin), default=0) < 0 or end - begin != wanted:
+        if end - begin != wanted:
             kind = f"{tensor.dtype}{list(tensor.shape)}"
             raise ValueError(f"tensor {name!r}: {kind} is {wanted} bytes, its range {begin}..{end}")
         tensors[name] = tensor
@@ -101,6 +101,13 @@ def _tensors(header: Any) -> tuple[dict[str, Tensor], int]:
             raise ValueError(f"tensor {name!r} starts at byte {begin}, the one before it ends at {position}")
         position = end
     return tensors, position
+
+
+def _count(value: Any) -> int:
+    # Neither true nor 2.0 nor 1e999: every reader of the format takes whole numbers only.
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{str(value)[:40]} is not a whole number of at least 0")
+    return value
 
 
 def _bad(path: Path, what: str, why: str) -> Failed:

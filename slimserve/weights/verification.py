@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slimserve.errors import Failed, Finding
+from slimserve.errors import Failed, Finding, Refused, raise_if_any
 from slimserve.model import Geometry
 from slimserve.shapes import plain
 from slimserve.weights import safetensors_file, store
@@ -37,18 +38,19 @@ def check(folder: Path, manifest: Manifest) -> list[Finding]:
     findings: list[Finding] = []
     bad: set[str] = set()
     for file in manifest:
+        path = folder / file.name
         try:
-            size = (folder / file.name).stat().st_size
+            status = path.stat()
         except OSError as error:
-            findings.append(
-                _finding(folder / file.name, f"{file.name} is not there: {error.strerror}", "the manifest lists it")
-            )
+            findings.append(_unreadable(path, f"{file.name} is not there", "the manifest lists it", error))
         else:
-            if size == file.bytes:
+            if not stat.S_ISREG(status.st_mode):
+                findings.append(_finding(path, f"{file.name} is not a file", "the manifest lists it"))
+            elif status.st_size != file.bytes:
+                what = f"{file.name} is {status.st_size} bytes long"
+                findings.append(_finding(path, what, f"the manifest says {file.bytes}"))
+            else:
                 continue
-            findings.append(
-                _finding(folder / file.name, f"{file.name} is {size} bytes long", f"the manifest says {file.bytes}")
-            )
         bad.add(file.name)
     return findings + list(_check_shards(folder, {file.name for file in manifest}, bad))
 
@@ -89,7 +91,7 @@ def _check_shard(folder: Path, name: str, tensors: set[str] | None) -> Iterator[
         return
     except OSError as error:
         why = "the engine would start on uninitialised weights"
-        yield _finding(folder / name, f"{name} cannot be read: {error.strerror}", why)
+        yield _unreadable(folder / name, f"{name} cannot be read", why, error)
         return
     missing = sorted((tensors or set()) - header.keys())
     if missing:
@@ -99,6 +101,13 @@ def _check_shard(folder: Path, name: str, tensors: set[str] | None) -> Iterator[
 
 def _finding(path: Path, what: str, why: str) -> Finding:
     return Finding(what, why, _FETCH, str(path))
+
+
+def _unreadable(path: Path, what: str, why: str, error: OSError) -> Finding:
+    """What is missing is fetched; what only cannot be read is not, since fetching it again would not help."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return _finding(path, f"{what}: {error.strerror}", why)
+    return store.unreadable(path, error)
 
 
 def _read_json(path: Path) -> Any:
@@ -179,28 +188,36 @@ def verify(folder: Path, manifest: Manifest, progress: Progress) -> list[Finding
         A finding for each file that is missing or has another hash; empty when all of it is right.
 
     Raises:
+        Refused: a file is there and cannot be read: nothing says that it is wrong.
         OSError: the stamp cannot be written.
     """
     good = store.read_stamp(folder, manifest)
     rest = [file for file in manifest if file.name not in good]
-    done, total, findings = 0, sum(file.bytes for file in rest), []
+    done, total = 0, sum(file.bytes for file in rest)
+    findings: list[Finding] = []
+    unreadable: list[Finding] = []
     for file in rest:
         path = folder / file.name
         try:
             before = store.key(path)
-            found = hash_file(path, file, partial(_report, progress, done, total, file.name))
+            # Opening a pipe would wait for ever.
+            regular = stat.S_ISREG(path.stat().st_mode)
+            found = hash_file(path, file, partial(_report, progress, done, total, file.name)) if regular else ""
+        except (FileNotFoundError, NotADirectoryError) as error:
+            findings.append(_finding(path, f"{file.name} is not there: {error.strerror}", "the manifest lists it"))
         except OSError as error:
-            findings.append(
-                _finding(folder / file.name, f"{file.name} cannot be read: {error.strerror}", "the manifest lists it")
-            )
+            unreadable.append(store.unreadable(path, error))
         else:
-            if found == file.hex:
+            if not regular:
+                findings.append(_finding(path, f"{file.name} is not a file", "the manifest lists it"))
+            elif found == file.hex:
                 good[file.name] = before
             else:
                 findings.append(mismatch(path, file, found))
         done += file.bytes
     if rest:
         store.write_stamp(folder, manifest, good)
+    raise_if_any(Refused, unreadable)
     return findings
 
 

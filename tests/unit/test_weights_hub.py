@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from weights_support import REPO, REVISION, Hub, hub_checkpoint, manifest_of, put, sharded
 
 from slimserve.errors import Failed, Refused, SlimserveError
-from slimserve.weights import Manifest, check, state, store, transfer
+from slimserve.weights import Manifest, check, hub, state, store, transfer
 
 BIG = "layer-00-experts.safetensors"
 DRIVER = Path(__file__).with_name("weights_driver.py")
@@ -241,11 +242,16 @@ def test_too_little_space_is_refused_before_the_first_byte(case: Case) -> None:
     assert case.complete()
 
 
-def test_a_disk_that_fills_up_on_the_way(case: Case) -> None:
-    part = store.part(case.target, case.manifest[0])
-    part.parent.mkdir(parents=True)
-    part.symlink_to("/dev/full")  # writes to it fail as they do on a full disk
-    text = case.refused()
+def test_a_disk_that_fills_up_on_the_way(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, download = store.part(case.target, case.manifest[0]), hub.download
+
+    def on_a_full_disk(*arguments: Any) -> None:
+        part.symlink_to("/dev/full")  # writes to it fail as they do on a full disk
+        download(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "download", on_a_full_disk)
+        text = case.refused()
     assert os.strerror(errno.ENOSPC) in text
     assert "what has arrived is kept" in text
     part.unlink()
