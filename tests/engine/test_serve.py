@@ -195,3 +195,17 @@ def test_kill_9_of_the_command_leaves_no_engine_process(smollm2_folder: Path, tm
     while left := [process for pid in pids if (process := procfs.read(pid)) is not None and process.alive]:
         assert time.monotonic() < deadline, f"5 s later there still are {left}"
         time.sleep(0.05)
+
+
+def test_a_stop_does_not_wait_for_streams_that_can_get_no_token(smollm2_folder: Path, tmp_path: Path) -> None:
+    started = Server.start(tmp_path, key=None)
+    started.wait_for("ready http://")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{started.port}/v1", api_key="none", max_retries=0)
+    stream = client.completions.create(
+        model=PROFILE, prompt="Once upon a time", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    begun = time.monotonic()
+    assert started.stop() == 0
+    # The profile grants 20 s; the engine's core is gone within one or two, and nothing comes after that.
+    assert time.monotonic() - begun < 12
