@@ -100,13 +100,11 @@ class Session:
         result = []
         for profile in self.registry.profiles.values():
             subject = self.registry.subject(profile)
-            on_disk = self.weights(subject)
             try:
-                make_plan(subject, self.machine, on_disk)
-                refusals: tuple[Finding, ...] = ()
+                plan = make_plan(subject, self.machine, self.weights(subject))
+                result.append(Verdict(profile, (), plan.weights.ready))
             except Refused as refused:
-                refusals = refused.findings
-            result.append(Verdict(profile, refusals, on_disk.ready))
+                result.append(Verdict(profile, refused.findings, weights_ready=False))
         return result
 
 

@@ -69,8 +69,12 @@ def fetch(
         target.parent.mkdir(parents=True, exist_ok=True)
         with _sole_writer(target, say):
             _clear_stamp(target, target, say)
-            if store.state(target, manifest).ready and not verification.verify(target, manifest, progress):
-                return
+            if store.state(target, manifest).ready:
+                damaged = verification.verify(target, manifest, progress)
+                if not damaged:
+                    return
+                for finding in damaged:
+                    say(f"{finding.what}; it is fetched again")
             _room(checkpoint, target, manifest, free)
             work = store.partial(target)
             _take_back(target, manifest, say)
