@@ -83,13 +83,14 @@ def make_plan(subject: Subject, machine: Machine, weights: WeightsOnDisk) -> Pla
     Raises:
         Refused: with every reason that can be known before anything is downloaded or started.
     """
-    refusals = list(_host(subject, machine))
+    refusals: list[Finding] = []
     gpus: tuple[Gpu, ...] = ()
-    if subject.platform.gpus is not None:
+    if subject.platform.gpus is not None:  # first, since it is what a reader asks first
         try:
             gpus = _choose(subject, subject.platform.gpus, machine)
         except Refused as refused:
             refusals += refused.findings
+    refusals += _host(subject, machine)
     refusals += disk(machine, weights)
     raise_if_any(Refused, refusals)
     return Plan(subject, machine, gpus, weights, tuple(_notes(subject, gpus)))
