@@ -46,4 +46,4 @@ print(registry._SUBPROCESS_COMMAND[1:])
 print(registry._run_in_subprocess(lambda: 6 * 7))
 """
     done = run(code)
-    assert done.stdout.splitlines()[-2:] == ["['-m', 'slimserve.engine.inspection']", "42"], done.stderr[-2000:]
+    assert done.stdout.splitlines()[-2:] == ["['-P', '-m', 'slimserve.engine.inspection']", "42"], done.stderr[-2000:]
