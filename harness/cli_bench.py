@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from harness.host import host
+
 COMMANDS = {
     "list": ["--list"],
     "list_json": ["--list", "--json"],
@@ -50,7 +52,7 @@ def main() -> None:
         }
         for name, times in samples.items()
     }
-    print(json.dumps({"runs": runs, "commands": summary}, indent=1))
+    print(json.dumps({**host(), "runs": runs, "commands": summary}, indent=1))
 
 
 if __name__ == "__main__":
