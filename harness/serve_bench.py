@@ -139,7 +139,7 @@ def main() -> None:
         ports = {"served": args.port, "bare": args.port + 1}
         for pair in range(args.pairs):
             for side in sorted(ports, reverse=pair % 2 == 0):
-                # An engine that has just waited for the other one's turn is slow at first; that is not what is compared.
+                # An engine that has just waited for the other's turn is slow at first; that is not what is compared.
                 batch_rate(ports[side], rng, args.streams, args.tokens // 4)
                 rates[side].append(round(batch_rate(ports[side], rng, args.streams, args.tokens), 2))
     ratios = [served / bare for served, bare in zip(rates["served"], rates["bare"], strict=True)]
