@@ -43,8 +43,8 @@ FOUND = {
         "the control group allows 48.0 GiB of RAM, and the machine has 256.0 GiB",
         "only 8 MiB of memory may be locked",
         "/dev/shm has 64 MiB",
-        "the cache folder /root/.cache/slimserve cannot be written to",
-        "3.0 GiB of 100.0 GiB are free where the cache folder /root/.cache/slimserve lies",
+        "the cache folder /var/cache/slimserve cannot be written to",
+        "3.0 GiB of 100.0 GiB are free where the cache folder /var/cache/slimserve lies",
     ],
 }
 
@@ -166,7 +166,7 @@ machine
   processor     AMD EPYC 7532 32-Core Processor, 64 cores to use
   layout        2 sockets, 2 NUMA nodes
   vector units  avx2
-  cache folder  /root/.cache/slimserve (not writable)
+  cache folder  /var/cache/slimserve (not writable)
   disk          3.0 GiB free of 100.0 GiB
   ports taken   22
 
