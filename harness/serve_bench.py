@@ -135,14 +135,15 @@ def main() -> None:
             print(f"round {turn} {side}: first token after {seconds:.2f} s", file=sys.stderr)
     rates: dict[str, list[float]] = {"served": [], "bare": []}
     rng = random.Random(1)
-    with running(by_make, args.port), running(by_hand, args.port + 1):
+    # A run that is interrupted keeps the pairs that it has.
+    with running(by_make, args.port), running(by_hand, args.port + 1), contextlib.suppress(KeyboardInterrupt):
         ports = {"served": args.port, "bare": args.port + 1}
         for pair in range(args.pairs):
             for side in sorted(ports, reverse=pair % 2 == 0):
                 # An engine that has just waited for the other's turn is slow at first; that is not what is compared.
                 batch_rate(ports[side], rng, args.streams, args.tokens // 4)
                 rates[side].append(round(batch_rate(ports[side], rng, args.streams, args.tokens), 2))
-    ratios = [served / bare for served, bare in zip(rates["served"], rates["bare"], strict=True)]
+    ratios = [served / bare for served, bare in zip(rates["served"], rates["bare"], strict=False)]
     low, high = interval(ratios)
     result: dict[str, Any] = {"profile": PROFILE, **host()}
     if args.rounds:

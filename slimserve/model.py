@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from slimserve.profile import Count, FileName, Id, Line, Sampling, Text, not_empty
@@ -142,6 +142,26 @@ class Parsers:
     tool_calls: tuple[Text, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReasoningEffort:
+    """`reasoning_effort`: the words that the chat template knows, and what other clients' words stand for."""
+
+    known: Annotated[tuple[Line, ...], Satisfying(not_empty)]
+    mapped: dict[Line, Line] = field(default_factory=dict)
+    """a word of other APIs -> one of `known`"""
+
+    def __post_init__(self) -> None:
+        for word, meaning in self.mapped.items():
+            if word in self.known:
+                raise ValueError(f"mapped.{word}: the template knows it already")
+            if meaning not in self.known:
+                raise ValueError(f"mapped.{word} is {meaning}, which is not one of {', '.join(self.known)}")
+
+    def table(self) -> dict[str, str]:
+        """Each accepted word -> what the template gets."""
+        return {**{word: word for word in self.known}, **self.mapped}
+
+
 # What a trait needs in the geometry: a missing shape is an error, never a default.
 NEEDED = {
     "hybrid": (
@@ -171,6 +191,8 @@ class Model:
     sampling: Sampling
     """the sampling that the authors ship"""
     parsers: Parsers
+    reasoning_effort: ReasoningEffort | None = None
+    """what a thinking model's template takes for `reasoning_effort`"""
     checkpoints: dict[Id, Checkpoint]
 
     def __post_init__(self) -> None:

@@ -218,6 +218,17 @@ def _never_greedy(subject: Subject) -> Iterator[Problem]:
         )
 
 
+def _in_flight(subject: Subject) -> Iterator[Problem]:
+    cap, slots = subject.profile.admission.max_in_flight.value, subject.profile.engine.max_num_seqs.value
+    if cap < slots:
+        yield Problem(
+            ("admission", "max_in_flight", "value"),
+            f"admission.max_in_flight = {cap} is less than engine.max_num_seqs = {slots}",
+            f"{slots - cap} slots could never be used",
+            f"use at least {slots}; three times that is usual",
+        )
+
+
 def _marlin(subject: Subject) -> Iterator[Problem]:
     quantisation = subject.model.checkpoints[subject.profile.quant].quantisation
     gpus = subject.platform.gpus
@@ -274,9 +285,15 @@ POLICIES: tuple[Policy, ...] = (
         _marlin,
     ),
     Policy(
+        "in-flight-cap",
+        "Generation requests in flight are capped, at no less than the decode slots.",
+        "Beyond the slots a request only waits; an endless line keeps clients that have long given up.",
+        _in_flight,
+    ),
+    Policy(
         "loopback",
-        "The endpoint listens on loopback, and CORS admits no origin.",
-        "Several of the engine's routes answer without a key.",
+        "The endpoint listens on loopback unless it has keys, and CORS admits no origin that is not named.",
+        "A port without a key serves whoever finds it.",
     ),
     Policy(
         "one-api-server",

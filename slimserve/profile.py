@@ -39,6 +39,8 @@ Count = Annotated[int, Between(1, 1 << 20)]
 Bytes = Annotated[int, Between(0, 1 << 60)]
 Variable = Annotated[str, Matching(r"[A-Z][A-Z0-9_]*", "capitals, digits and underscores")]
 Seconds = Annotated[int, Between(1, 86_400)]
+Greedy = Literal["replace", "refuse", "verification"]
+Thinking = Literal["keep", "refuse"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +191,45 @@ class Serve:
     """from the start of the engine to its first healthy answer"""
     warmup_seconds: Setting[Seconds]
     """from there to the first token of a real completion"""
+    drain_seconds: Setting[Seconds]
+    """from SIGTERM, when running answers may finish and no new work is taken, until they are cut off"""
+    stall_seconds: Setting[Seconds]
+    """work is under way and the engine has made no step for so long: it is frozen, and is started anew"""
     stop_seconds: Setting[Seconds]
-    """from SIGTERM to SIGKILL"""
+    """from the end of draining to SIGKILL"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """Waiting at the door for those who prefer it to an answer of 429."""
+
+    length: Count
+    seconds: Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """How many requests the endpoint takes on."""
+
+    max_in_flight: Setting[Count]
+    """the cap on generation requests in flight is stated: beyond it 429, with the seconds to wait"""
+    fair_share: Setting[bool] | None = None
+    """share the slots out evenly over the API keys that have work"""
+    queue: Setting[Queue] | None = None
+    """let so many requests wait for a slot, each for so long at most"""
+    max_body_bytes: Setting[Annotated[int, Between(1, 1 << 32)]] | None = None
+    """size of a request's body; 16 MiB when not stated"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestPolicy:
+    """What becomes of requests that ask for what the policies rule out."""
+
+    greedy: Setting[Greedy] | None = None
+    """`replace` (when not stated) serves with the profile's own sampling, `refuse` answers 400, `verification` lets it
+    through, in launches of the harness alone"""
+    thinking: Setting[Thinking] | None = None
+    """a request to switch thinking off: `keep` (when not stated) thinks all the same, `refuse` answers 400"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +264,10 @@ class Profile:
     """what the engine is told"""
     environment: dict[Variable, Setting[Line]] = field(default_factory=dict)
     """environment variables of the engine's processes"""
+    admission: Admission
+    """how many requests it takes on"""
+    policy: RequestPolicy = field(default_factory=RequestPolicy)
+    """what becomes of requests that ask for what the policies rule out"""
     serve: Serve
     """deadlines of the supervisor"""
     not_carried: tuple[NotCarried, ...] = ()
@@ -232,7 +275,7 @@ class Profile:
 
     def settings(self) -> Iterator[tuple[str, Setting[Any]]]:
         """Every setting that the profile states, by key path, in the order of the schema."""
-        for section in ("engine", "serve"):
+        for section in ("engine", "admission", "policy", "serve"):
             part = getattr(self, section)
             for key in fields_of(type(part)):
                 setting = getattr(part, key.name)

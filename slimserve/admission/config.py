@@ -1,0 +1,72 @@
+"""What the door is told: one JSON text in the environment, written by the launch and checked at the door's start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from slimserve.profile import Count, Greedy, Id, Line, Seconds, Thinking
+from slimserve.shapes import Between, Matching, ShapeError, build, plain
+
+VARIABLE = "SLIMSERVE_ADMISSION"
+
+Sha256 = Annotated[str, Matching(r"[0-9a-f]{64}", "64 hex digits")]
+MAX_BODY_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that the door needs to know.
+
+    Args:
+        max_in_flight: cap on generated sequences in flight.
+        max_model_len: context in tokens; a request for more output is refused.
+        fair_share: whether the slots are shared out evenly over the API keys that have work.
+        queue_length: requests that may wait at the door for a slot; 0 answers 429 at once.
+        queue_seconds: how long one waits there.
+        max_body_bytes: size of a request's body.
+        greedy: what becomes of a request for greedy sampling.
+        thinking: what becomes of a request without thinking; None: the model does not think.
+        efforts: `reasoning_effort` as clients say it -> as the template knows it.
+        keys_file: file of named key hashes (`keys`).
+        key_hashes: name -> sha256 of further keys, from the environment.
+        origins: origins that browsers may call from; none: CORS is off.
+        control: path of the unix socket on which the supervisor speaks; what comes over it needs no key and no slot.
+        listen_fd: the public socket, bound and listening, which is served once the supervisor says so.
+    """
+
+    max_in_flight: Count
+    max_model_len: Annotated[int, Between(1, 1 << 24)]
+    fair_share: bool = False
+    queue_length: Annotated[int, Between(0, 1 << 20)] = 0
+    queue_seconds: Seconds = 1
+    max_body_bytes: Annotated[int, Between(1, 1 << 32)] = MAX_BODY_BYTES
+    greedy: Greedy = "replace"
+    thinking: Thinking | None = None
+    efforts: dict[Line, Line] = field(default_factory=dict)
+    keys_file: Line | None = None
+    key_hashes: dict[Id, Sha256] = field(default_factory=dict)
+    origins: tuple[Line, ...] = ()
+    control: Line | None = None
+    listen_fd: Annotated[int, Between(0, 1 << 20)] | None = None
+
+    def to_text(self) -> str:
+        """The value of the variable."""
+        return json.dumps(plain(self, nulls=False), separators=(",", ":"))
+
+
+def from_environment(environment: Mapping[str, str]) -> Config:
+    """The configuration that the launch wrote.
+
+    Raises:
+        ValueError: the variable is missing, no JSON, or not of this shape.
+    """
+    text = environment.get(VARIABLE)
+    if text is None:
+        raise ValueError(f"{VARIABLE} is not set: the door is configured by whoever launches the engine")
+    try:
+        return build(Config, json.loads(text))
+    except ShapeError as error:
+        raise ValueError(f"{VARIABLE}: {'; '.join(str(problem) for problem in error.problems)}") from None
