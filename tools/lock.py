@@ -5,8 +5,8 @@
     python tools/lock.py --check       exit 1 when the files are not what a run would write
 
 What is wanted stands in pyproject.toml (core, `cpu`, `dev`) and requirements/setup.in; what is left out of it in
-requirements/left-out.in. The resolver is uv, which reads no pip configuration: where the index is not the public one,
-say so with UV_DEFAULT_INDEX.
+requirements/left-out.in, except that `dev` gets what it names itself. The resolver is uv, which reads no pip
+configuration: where the index is not the public one, say so with UV_DEFAULT_INDEX.
 """
 
 from __future__ import annotations
@@ -63,11 +63,26 @@ def compile_with_uv(arguments: list[str], output: Path) -> None:
         )
 
 
-def resolve(inputs: list[str], pins: dict[str, str], folder: Path) -> dict[str, str]:
-    """Name -> version for everything that `inputs` need, keeping `pins` where they still fit."""
-    output = folder / "resolved.txt"
+def left_out() -> set[str]:
+    """The names of requirements/left-out.in."""
+    lines = (REQUIREMENTS / "left-out.in").read_text(encoding="utf-8").splitlines()
+    return {normalise(line) for line in lines if line and not line.startswith("#")}
+
+
+def named_by(extra: str) -> set[str]:
+    """The names that an extra of pyproject.toml asks for by itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return {
+        normalise(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in project["optional-dependencies"][extra]
+    }
+
+
+def resolve(inputs: list[str], pins: dict[str, str], without: set[str], folder: Path) -> dict[str, str]:
+    """Name -> version for everything that `inputs` need `without` some, keeping `pins` where they still fit."""
+    output, excludes = folder / "resolved.txt", folder / "excludes.in"
     output.write_text(render_pins(pins), encoding="utf-8")
-    compile_with_uv([*inputs, "--excludes", str(REQUIREMENTS / "left-out.in")], output)
+    excludes.write_text("".join(f"{name}\n" for name in sorted(without)), encoding="utf-8")
+    compile_with_uv([*inputs, "--excludes", str(excludes)], output)
     return read_pins(output)
 
 
@@ -101,8 +116,8 @@ def build_locks(upgrade: bool) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         lane = ["pyproject.toml", str(REQUIREMENTS / "setup.in"), "--extra", "cpu"]
-        cpu = resolve(lane, old.get("cpu.lock", {}), folder)
-        both = resolve([*lane, "--extra", "dev"], old.get("dev.lock", {}) | cpu, folder)
+        cpu = resolve(lane, old.get("cpu.lock", {}), left_out(), folder)
+        both = resolve([*lane, "--extra", "dev"], old.get("dev.lock", {}) | cpu, left_out() - named_by("dev"), folder)
         moved = sorted(name for name, version in cpu.items() if both[name] != version)
         if moved:
             sys.exit(
