@@ -1,0 +1,84 @@
+"""Asks the source at a steady pace, and wakes every open page when there is something new."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from slimserve.engine.state import Status
+from slimserve.operator.history import INTERVAL_SECONDS, History
+from slimserve.operator.prometheus import Reading, parse
+from slimserve.operator.source import Source
+
+# A change of state is seen within this time; asking for it costs nothing, unlike the engine's metrics.
+STATUS_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Feed:
+    """The sampler. One for each app, in its event loop.
+
+    Args:
+        source: whom to ask.
+        interval_seconds: from one reading of the metrics to the next.
+    """
+
+    def __init__(self, source: Source, interval_seconds: float = INTERVAL_SECONDS) -> None:
+        self._source = source
+        self._interval = interval_seconds
+        self._changed = asyncio.Condition()
+        self._version = 0
+        self._status: Status | None = None
+        self.history = History()
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the top of the page shows, as JSON data: the moment, where the endpoint stands, the newest point."""
+        status, latest = self._source.status(), self.history.latest
+        return {
+            "now": time.time(),
+            "started": self._source.started,
+            "url": self._source.url,
+            "status": status.to_json(),
+            "point": latest.to_json() if latest else None,
+        }
+
+    async def wait(self, seen: int, seconds: float) -> int:
+        """Until there is something newer than `seen`, at most `seconds`; the version that is current then."""
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._version > seen), seconds)
+            except TimeoutError:
+                pass
+            return self._version
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        due = time.monotonic()
+        while True:
+            status = await asyncio.to_thread(self._source.status)
+            news = status != self._status
+            self._status = status
+            if time.monotonic() >= due:
+                due = time.monotonic() + self._interval
+                reading = await self._read()
+                self.history.add(time.time(), str(status.state), reading)
+                news = True
+            if news:
+                async with self._changed:
+                    self._version += 1
+                    self._changed.notify_all()
+            await asyncio.sleep(min(STATUS_SECONDS, self._interval))
+
+    async def _read(self) -> Reading | None:
+        text = await asyncio.to_thread(self._source.metrics)
+        if text is None:
+            return None
+        try:
+            return await asyncio.to_thread(parse, text, time.time())
+        except ValueError as error:
+            # The page goes on without numbers; a text that we cannot read must not end it.
+            log.warning("the engine's metrics: %s", error)
+            return None
