@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import gc
 import io
-import ipaddress
 import json
 import os
 import sys
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
-ACTIONS = ("serve", "plan", "fetch", "list", "doctor", "policies")
+ACTIONS = ("serve", "plan", "fetch", "list", "doctor", "policies", "add_key", "remove_key", "list_keys")
 ABOUT_A_PROFILE = ("serve", "plan", "fetch", "chat")
 # Which options say something to which actions; anywhere else they would be dropped in silence.
 FITS = {
@@ -33,9 +32,10 @@ FITS = {
     "system": ("chat",),
     "host": ("serve", "plan", "chat"),
     "port": ("serve", "plan", "chat"),
+    "origin": ("serve",),
     "on": ("plan", "list", "doctor"),
     "machine": ("plan", "list", "doctor"),
-    "json": ("plan", "list", "doctor", "policies"),
+    "json": ("plan", "list", "doctor", "policies", "list_keys"),
 }
 
 
@@ -61,12 +61,18 @@ def parser() -> argparse.ArgumentParser:
     actions.add_argument("--list", action="store_true", help="every profile with its verdict on this machine")
     actions.add_argument("--doctor", action="store_true", help="what this machine has, what is wrong, how to mend it")
     actions.add_argument("--policies", action="store_true", help="the rules that hold for every profile")
+    actions.add_argument("--add-key", type=_key_name, metavar="NAME", help="make an API key and print it, this once")
+    actions.add_argument("--remove-key", type=_key_name, metavar="NAME", help="take an API key away, at once")
+    actions.add_argument("--list-keys", action="store_true", help="the names of the API keys")
     chat = result.add_argument_group("chat")
     chat.add_argument("-p", "--prompt", metavar="TEXT", help="one question: the answer alone goes to stdout")
     chat.add_argument("--system", metavar="TEXT", help="system prompt of the conversation")
     place = result.add_argument_group("where")
     place.add_argument("--port", type=_port, metavar="N", help=f"TCP port on loopback (default {DEFAULT_PORT})")
-    place.add_argument("--host", metavar="ADDRESS", help="loopback address to listen on (default 127.0.0.1)")
+    place.add_argument("--host", metavar="ADDRESS", help="address to listen on (default 127.0.0.1; others take a key)")
+    place.add_argument(
+        "--origin", action="append", metavar="URL", help="origin of web pages that may call (repeatable)"
+    )
     stand_in = place.add_mutually_exclusive_group()
     stand_in.add_argument("--on", metavar="PLATFORM", help="judge for a machine of that platform instead of this one")
     stand_in.add_argument(
@@ -134,6 +140,8 @@ def _run(args: argparse.Namespace) -> int:
     _check_usage(args)
     if args.policies:
         return _policies(args)
+    if args.add_key or args.remove_key or args.list_keys:
+        return _keys(args)
     from slimserve.session import open_session
 
     session = open_session(os.environ, args.machine, args.on)
@@ -155,7 +163,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.fetch:
         return run.fetch(session, profile)
     if args.serve:
-        return run.serve(session, profile, args.host, args.port)
+        return run.serve(session, profile, args.host, args.port, args.origin)
     return run.chat(session, profile, args.host, args.port, args.system, args.prompt)
 
 
@@ -166,34 +174,41 @@ def _check_usage(args: argparse.Namespace) -> None:
         action, args.list = "list", True  # nobody is there to choose one
     if action not in ABOUT_A_PROFILE and args.profile is not None:
         raise UsageError(
-            Finding(f"--{action} takes no profile", "it speaks of all of them", f"leave {args.profile} out")
+            Finding(f"{_flag(action)} takes no profile", "it speaks of all of them", f"leave {args.profile} out")
         )
     if args.profile is None and (action in ("serve", "plan", "fetch") or args.prompt is not None):
-        option = f"--{action}" if action != "chat" else "-p"
+        option = _flag("prompt" if action == "chat" else action)
         raise UsageError(Finding(f"{option} needs a profile", "it acts on one", "see slimserve --list"))
     for option, actions in FITS.items():
         if getattr(args, option) not in (None, False) and action not in actions:
-            flag = "-p" if option == "prompt" else f"--{option}"
-            goes = " or ".join("a chat" if name == "chat" else f"--{name}" for name in actions)
-            shown = "a chat" if action == "chat" else f"--{action}"
-            raise UsageError(Finding(f"{flag} says nothing to {shown}", f"it goes with {goes}", "leave it out"))
+            goes = " or ".join(_flag(name) for name in actions)
+            what = f"{_flag(option)} says nothing to {_flag(action)}"
+            raise UsageError(Finding(what, f"it goes with {goes}", "leave it out"))
+    if args.host is not None and action == "chat":
+        from slimserve.exposure import is_loopback
+
+        if not is_loopback(args.host):
+            why = "a chat talks to this machine, and starts an endpoint for itself where there is none"
+            raise Refused(Finding(f"--host {args.host} is not loopback", why, "leave it out, or use --serve"))
     args.host = DEFAULT_HOST if args.host is None else args.host
     args.port = DEFAULT_PORT if args.port is None else args.port
-    if not _is_loopback(args.host):
-        raise Refused(
-            Finding(
-                f"--host {args.host} is not loopback",
-                "several of the engine's routes answer without a key, so it must not face a network",
-                "listen on 127.0.0.1 and reach it through ssh -L or a reverse proxy that checks who asks",
-            )
-        )
+    if args.origin is not None:
+        from slimserve.exposure import check_origins
+
+        args.origin = check_origins(args.origin)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _flag(name: str) -> str:
+    """An option or action as it is typed."""
+    return {"chat": "a chat", "prompt": "-p"}.get(name, "--" + name.replace("_", "-"))
+
+
+def _key_name(text: str) -> str:
+    from slimserve.admission.keys import is_name
+
+    if not is_name(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name: lower-case letters, digits, dots, hyphens, at most 64")
+    return text
 
 
 def _port(text: str) -> int:
@@ -228,6 +243,18 @@ def _policies(args: argparse.Namespace) -> int:
     return _emit(
         args, data, lambda: "\n".join(f"{policy.id:<20} {policy.sentence} {policy.reason}" for policy in POLICIES)
     )
+
+
+def _keys(args: argparse.Namespace) -> int:
+    from slimserve import keys_command
+
+    if args.add_key:
+        return keys_command.add(os.environ, args.add_key)
+    if args.remove_key:
+        return keys_command.remove(os.environ, args.remove_key)
+    keys = keys_command.listed(os.environ)
+    data = [{"name": name, "sha256": digits} for name, digits in keys.items()]
+    return _emit(args, data, lambda: "\n".join(f"{digits}  {name}" for name, digits in keys.items()) or "no keys")
 
 
 def _emit(args: argparse.Namespace, data: Any, text: Callable[[], str]) -> int:

@@ -1,6 +1,6 @@
-"""Where things lie: the registry that came with the program, and the user's cache and state folders.
+"""Where things lie: the registry that came with the program, the user's cache and state folders, the keys.
 
-The folders of the user follow the XDG base directory rules, with one override each. They are computed, not made:
+The places of the user follow the XDG base directory rules, with one override each. They are computed, not made:
 whether they exist and can be written is for the caller to find out and to say.
 """
 
@@ -64,22 +64,42 @@ def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return _user_folder(environ, "SLIMSERVE_STATE", "XDG_STATE_HOME", ".local/state")
 
 
-def _user_folder(environ: Mapping[str, str], override: str, base: str, below_home: str) -> Path:
+def keys_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """The hashes of the keys that clients may use.
+
+    Args:
+        environ: SLIMSERVE_KEYS names it; else `slimserve/keys` under XDG_CONFIG_HOME or ~/.config.
+
+    Raises:
+        UsageError: there is no home folder to derive it from.
+    """
+    override = "SLIMSERVE_KEYS"
+    return _named(environ, override) or _user_folder(environ, override, "XDG_CONFIG_HOME", ".config") / "keys"
+
+
+def _named(environ: Mapping[str, str], override: str) -> Path | None:
     named = environ.get(override)
-    if named:
-        try:
-            named.encode()
-            return Path(named).absolute()
-        except (UnicodeEncodeError, OSError) as error:
-            raise UsageError(
-                Finding(
-                    f"{override} = {named!r} cannot be used",
-                    "the libraries that read weights take UTF-8 paths"
-                    if isinstance(error, UnicodeEncodeError)
-                    else f"the current folder: {error.strerror}",
-                    "give an absolute path in UTF-8",
-                )
-            ) from None
+    if not named:
+        return None
+    try:
+        named.encode()
+        return Path(named).absolute()
+    except (UnicodeEncodeError, OSError) as error:
+        raise UsageError(
+            Finding(
+                f"{override} = {named!r} cannot be used",
+                "the libraries that read weights, and JSON, take UTF-8 paths"
+                if isinstance(error, UnicodeEncodeError)
+                else f"the current folder: {error.strerror}",
+                "give an absolute path in UTF-8",
+            )
+        ) from None
+
+
+def _user_folder(environ: Mapping[str, str], override: str, base: str, below_home: str) -> Path:
+    named = _named(environ, override)
+    if named is not None:
+        return named
     shared = environ.get(base, "")
     if os.path.isabs(shared):  # the rules ask to ignore a relative one
         return Path(shared) / "slimserve"

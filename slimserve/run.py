@@ -6,19 +6,19 @@ import contextlib
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from slimserve import paths, weights
+from slimserve import keys_command, paths, weights
 from slimserve.engine import command
 from slimserve.engine.supervisor import Launch, Supervisor
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
+from slimserve.keys_command import VARIABLE as KEY_VARIABLE
 from slimserve.plan import Plan, disk
 from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.session import Session
 from slimserve.weights.meter import Meter
-
-KEY_VARIABLE = "SLIMSERVE_API_KEY"
 
 
 def say(text: str) -> None:
@@ -38,13 +38,16 @@ def fetch(session: Session, profile: Profile) -> int:
     return 0
 
 
-def serve(session: Session, profile: Profile, host: str, port: int) -> int:
+def serve(session: Session, profile: Profile, host: str, port: int, origins: tuple[str, ...] | None = None) -> int:
     """Run the endpoint in the foreground until it is told to stop.
+
+    Args:
+        origins: of the web pages that may call it.
 
     Returns:
         0 when it was stopped while serving, 1 when before it was ready.
     """
-    return launch(session, profile, host, port).run()
+    return launch(session, profile, host, port, origins or ()).run()
 
 
 def chat(session: Session, profile: Profile, host: str, port: int, system: str | None, prompt: str | None) -> int:
@@ -56,7 +59,9 @@ def chat(session: Session, profile: Profile, host: str, port: int, system: str |
     if system is not None:
         terminal.check_text(system, "the text behind --system")
     shown = f"[{host}]" if ":" in host else host
-    endpoint = terminal.Endpoint(f"http://{shown}:{port}/v1", profile.id, _key(session))
+    endpoint = terminal.Endpoint(
+        f"http://{shown}:{port}/v1", profile.id, keys_command.environment_key(session.environment)
+    )
 
     def talk() -> int:
         if prompt is not None:
@@ -70,6 +75,10 @@ def chat(session: Session, profile: Profile, host: str, port: int, system: str |
     if presence == "serving":
         endpoint = found  # `talk` goes there, without the key when nobody asked for it
         return talk()
+    if endpoint.api_key is None and keys_command.key_settings(session.environment, host)[0] is not None:
+        # The keys file holds hashes, none of which opens anything: this chat makes a key that lives as long as it.
+        endpoint = replace(endpoint, api_key=keys_command.new_key())
+        session = replace(session, environment={**session.environment, KEY_VARIABLE: endpoint.api_key or ""})
     engine = launch(session, profile, host, port)
     say("this chat owns the endpoint: it stops when you leave")
     with engine:
@@ -102,14 +111,15 @@ def pick_and_chat(session: Session, host: str, port: int, system: str | None) ->
     return chat(session, session.resolve(choice), host, port, system, None)
 
 
-def launch(session: Session, profile: Profile, host: str, port: int) -> Supervisor:
+def launch(session: Session, profile: Profile, host: str, port: int, origins: tuple[str, ...] = ()) -> Supervisor:
     """Judge, fetch what is missing, and put the launch together; nothing is started yet.
 
     Raises:
         Refused: it must not run here.
         Failed: the weights could not be fetched.
     """
-    key = _key(session)
+    keys_command.key_settings(session.environment, host)
+    key = keys_command.environment_key(session.environment)
     plan = session.plan(profile)
     _require_engine(plan.subject)
     for note in plan.notes:
@@ -209,21 +219,6 @@ def _require_engine(subject: Subject) -> None:
                 remedy,
             )
         )
-
-
-def _key(session: Session) -> str | None:
-    key = session.environment.get(KEY_VARIABLE)
-    if key == "":
-        return None
-    if key is not None and (not key.strip() or not key.isascii() or not key.isprintable()):
-        raise UsageError(
-            Finding(
-                f"{KEY_VARIABLE} is not a usable key",
-                "it travels in an HTTP header",
-                "use printable ASCII, or unset it",
-            )
-        )
-    return key
 
 
 def _make_caches(session: Session, profile: Profile) -> None:

@@ -1,0 +1,190 @@
+"""Keys as an operator handles them: add, remove, list, and what a launch makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from slimserve import paths
+from slimserve.admission.keys import ENVIRONMENT, digest, is_usable, load
+from slimserve.errors import Finding, Refused, UsageError
+from slimserve.exposure import is_loopback
+from slimserve.shapes import nearest
+
+VARIABLE = "SLIMSERVE_API_KEY"
+PREFIX = "sk-slim-"
+SHOWN_DIGITS = 8
+
+
+def new_key() -> str:
+    """A fresh key: 256 random bits behind a prefix that secret scanners can look for."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def environment_key(environment: Mapping[str, str]) -> str | None:
+    """The key of SLIMSERVE_API_KEY; None when it is unset or empty.
+
+    Raises:
+        UsageError: it could not travel in an HTTP header.
+    """
+    key = environment.get(VARIABLE)
+    if not key:
+        return None
+    if not is_usable(key):
+        why = "it travels in an HTTP header"
+        do = "use 1 to 512 printable ASCII characters without a space, or unset it"
+        raise UsageError(Finding(f"{VARIABLE} is not a usable key", why, do))
+    return key
+
+
+def key_settings(environment: Mapping[str, str], host: str) -> tuple[Path | None, dict[str, str]]:
+    """The keys that an endpoint on `host` asks for.
+
+    Args:
+        environment: the caller's variables.
+        host: the address that it will listen on.
+
+    Returns:
+        The keys file, None when there is none, and name -> SHA-256 of the keys of the environment. When both are
+        empty no key is asked for. A file that holds no key admits nobody.
+
+    Raises:
+        UsageError: SLIMSERVE_API_KEY could not be sent.
+        Refused: the file cannot be used, or the host is beyond loopback and there is no key at all.
+    """
+    key = environment_key(environment)
+    hashes = {} if key is None else {ENVIRONMENT: digest(key)}
+    file = _existing(environment)
+    keys = hashes | ({} if file is None else load(file))
+    if not keys and not is_loopback(host):
+        raise Refused(
+            Finding(
+                f"--host {host} is not loopback, and there is no key",
+                "whoever reaches that address could use the endpoint",
+                "add one with slimserve --add-key NAME, or listen on 127.0.0.1",
+            )
+        )
+    return file, hashes
+
+
+def _existing(environment: Mapping[str, str]) -> Path | None:
+    """The keys file; None when nobody has made the default one."""
+    named = bool(environment.get("SLIMSERVE_KEYS"))
+    try:
+        file = paths.keys_file(environment)
+    except UsageError:
+        if named:
+            raise
+        return None  # a user without a home folder has no default file in it
+    # A link into nowhere is there, and is refused as it is read.
+    return file if named or os.path.lexists(file) else None
+
+
+def add(environment: Mapping[str, str], name: str) -> int:
+    """Make a key, keep its hash, and print it: this once, it can be had from nowhere again.
+
+    Args:
+        environment: the caller's variables.
+        name: of the key, such as who gets it.
+
+    Raises:
+        UsageError: the name is taken.
+        Refused: the file cannot be used or written.
+    """
+    if name == ENVIRONMENT:
+        raise UsageError(
+            Finding(f"no key may be named {name}", f"that is what {VARIABLE}'s is called", "choose another")
+        )
+    path = paths.keys_file(environment)
+    with _locked(path, make=True) as file:
+        if name in (load(file) if os.path.lexists(file) else {}):
+            do = f"choose another name, or run slimserve --remove-key {name} first"
+            raise UsageError(Finding(f"there is a key named {name}", "a name means one key", do))
+        text = file.read_text("utf-8") if file.exists() else ""
+        text += "\n" if text and not text.endswith("\n") else ""
+        key = new_key()
+        _write(file, f"{text}{name} sha256:{digest(key)}  # added {time.strftime('%Y-%m-%d')}\n")
+    print(f"slimserve: {name} is added to {file}; the key is shown this once", file=sys.stderr)
+    print(key)
+    return 0
+
+
+def remove(environment: Mapping[str, str], name: str) -> int:
+    """Take a key away; endpoints that run refuse it within a second or so.
+
+    Raises:
+        UsageError: there is none of that name.
+        Refused: the file cannot be used or written.
+    """
+    path = paths.keys_file(environment)
+    if not os.path.lexists(path):
+        raise UsageError(Finding(f"there is no key named {name}", f"{path} does not exist", "see slimserve --add-key"))
+    with _locked(path) as file:
+        keys = load(file)
+        if name not in keys:
+            do = nearest(name, keys) if keys else "there are none"
+            raise UsageError(Finding(f"there is no key named {name}", f"{file} has none", do))
+        lines = file.read_text("utf-8").split("\n")
+        _write(file, "\n".join(line for line in lines if line.split()[:1] != [name]))
+    print(f"slimserve: {name} is removed from {file}", file=sys.stderr)
+    if len(keys) == 1:
+        print(f"slimserve: no key is left: nobody is admitted by {file} until one is added", file=sys.stderr)
+    return 0
+
+
+def listed(environment: Mapping[str, str]) -> dict[str, str]:
+    """The keys of the file: name -> the first digits of the hash, enough to tell two apart.
+
+    Raises:
+        Refused: the file cannot be used.
+    """
+    file = _existing(environment)
+    return {} if file is None else {name: hashed[:SHOWN_DIGITS] for name, hashed in load(file).items()}
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, make: bool = False) -> Iterator[Path]:
+    """Hold the keys file against others who change it; gives its place behind all links.
+
+    The lock is a file of its own: the keys file is replaced by each change, so a lock on it would hold nobody up.
+    """
+    try:
+        if make:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = path.resolve(strict=path.is_symlink())
+        lock = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (OSError, RuntimeError) as error:
+        raise _unwritable(path, error) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(lock)
+
+
+def _write(file: Path, text: str) -> None:
+    """Put `text` in the place of what is there, whole or not at all."""
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with open(fresh, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
+            if file.exists():
+                os.fchown(out.fileno(), file.stat().st_uid, file.stat().st_gid)
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(fresh, file)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise _unwritable(file, error) from None
+
+
+def _unwritable(file: Path, error: Exception) -> Refused:
+    why = f"the system says: {getattr(error, 'strerror', None) or error}"
+    do = "mend its folder's permissions, or name another file in SLIMSERVE_KEYS"
+    return Refused(Finding(f"the keys file {file} cannot be written", why, do))
