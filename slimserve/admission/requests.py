@@ -1,0 +1,149 @@
+"""What a request may ask for: judged once, between its body and the engine.
+
+Whatever the engine coerces, cuts down or ignores in silence is either put into words here (400) or changed, and then
+noted. What it refuses by itself in OpenAI's form is left to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from slimserve.admission.config import Config
+from slimserve.admission.notes import Note
+from slimserve.admission.numbers import MAX_INTEGER, Range, check_numbers, shown, whole
+from slimserve.admission.rejection import Rejected
+from slimserve.admission.routes import Dialect
+from slimserve.admission.sampling import never_greedy
+from slimserve.admission.thinking import always_thinking
+
+__all__ = ["Judged", "Note", "judge"]
+
+_OUTPUT = {
+    Dialect.CHAT: ("max_completion_tokens", "max_tokens"),
+    Dialect.BATCH_CHAT: ("max_completion_tokens", "max_tokens"),
+    Dialect.COMPLETIONS: ("max_tokens",),
+    Dialect.RESPONSES: ("max_output_tokens",),
+    Dialect.ANTHROPIC: ("max_tokens",),
+}
+
+# Fields of a request that speak to parts of the engine which no client has business with.
+_INTERNAL = {
+    "kv_transfer_params": "it steers the engine's cache transfer, and can bring a prompt past the chat template",
+    "ec_transfer_params": "it steers the engine's cache transfer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A request as the engine gets it.
+
+    Args:
+        body: the JSON object to send.
+        changed: whether it differs from the one that came in.
+        count: sequences that it generates at once; each takes a slot.
+        notes: what was changed.
+    """
+
+    body: dict[str, Any]
+    changed: bool
+    count: int
+    notes: tuple[Note, ...] = ()
+
+
+def judge(dialect: Dialect, body: dict[str, Any], config: Config) -> Judged:
+    """Decide about one request.
+
+    Args:
+        dialect: whose body it is.
+        body: the parsed JSON object, free of NaN and infinities; it is not changed.
+
+    Raises:
+        Rejected: 400, with the field that is meant.
+    """
+    check_numbers(body)
+    _check_output(dialect, body, config.max_model_len)
+    _check_internal(body)
+    count = _count(dialect, body, config.max_in_flight)
+    sampled, greedy_notes = never_greedy(body, config)
+    thought, thinking_notes = always_thinking(dialect, sampled, config)
+    return Judged(thought, thought is not body, count, (*greedy_notes, *thinking_notes))
+
+
+def _check_output(dialect: Dialect, body: dict[str, Any], max_model_len: int) -> None:
+    for field in _OUTPUT[dialect]:
+        # 0 is for completions that echo their prompt; the engine refuses it elsewhere.
+        tokens = whole(body, field, Range(0, MAX_INTEGER, whole=True))
+        if tokens is not None and tokens > max_model_len:
+            raise Rejected(
+                400,
+                f"{field} = {tokens} is beyond the context of {max_model_len} tokens, which prompt and answer share. "
+                f"Ask for less, or leave {field} out to use what the prompt leaves over.",
+                param=field,
+                code="context_length_exceeded",
+            )
+
+
+def _check_internal(body: dict[str, Any]) -> None:
+    for field, why in _INTERNAL.items():
+        if body.get(field) is not None:
+            raise Rejected(
+                400, f"{field} is not served here: {why}. Leave it out.", param=field, code="unsupported_field"
+            )
+    if body.get("background") not in (None, False):
+        raise Rejected(
+            400,
+            "background is not served here: work that outlives its request would hold no slot. Stream the answer.",
+            param="background",
+            code="unsupported_field",
+        )
+
+
+def _count(dialect: Dialect, body: dict[str, Any], cap: int) -> int:
+    """Sequences that the request generates at once.
+
+    Raises:
+        Rejected: more than can ever be in flight.
+    """
+    if dialect not in (Dialect.CHAT, Dialect.COMPLETIONS, Dialect.BATCH_CHAT):
+        return 1  # the others have no `n`
+    n = whole(body, "n", Range(1, MAX_INTEGER, whole=True)) or 1
+    # Nothing reads it any more; it once asked for candidates beyond `n`.
+    if body.get("best_of") not in (None, n):
+        raise Rejected(
+            400,
+            f"best_of is {shown(body['best_of'])}, and the engine would ignore it: it generates n sequences and "
+            "returns them all. Leave it out.",
+            param="best_of",
+            code="unsupported_field",
+        )
+    prompts = _prompts(dialect, body)
+    count = max(1, prompts) * n
+    if count > cap:
+        field = "n" if n > prompts else "messages" if dialect is Dialect.BATCH_CHAT else "prompt"
+        asked = f"n = {n}" if prompts <= 1 else f"{prompts} prompts x n = {n}"
+        raise Rejected(
+            400,
+            f"{asked}: {count} sequences at once, and this endpoint has at most {cap} in flight. Ask for fewer in each "
+            "request.",
+            param=field,
+            code="too_many_sequences",
+        )
+    return count
+
+
+def _prompts(dialect: Dialect, body: dict[str, Any]) -> int:
+    if dialect is Dialect.CHAT:
+        return 1
+    if dialect is Dialect.BATCH_CHAT:
+        conversations = body.get("messages")
+        return len(conversations) if isinstance(conversations, list) else 1
+    count = 0
+    for field in ("prompt", "prompt_embeds"):
+        value = body.get(field)
+        # A list of token ids is one prompt; a list of texts or of such lists is several.
+        if isinstance(value, list) and value and not isinstance(value[0], int | float):
+            count += len(value)
+        elif value is not None:
+            count += 1
+    return count
