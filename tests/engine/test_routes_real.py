@@ -1,0 +1,139 @@
+"""The table of routes against the app that the pinned engine really builds from our arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server_support import Server
+
+from slimserve.admission import routes
+from slimserve.engine import command, torchvision_cpu
+from slimserve.plan import WeightsOnDisk, describe, make_plan
+from slimserve.registry import load_registry
+
+PROFILES = Path(__file__).parent.parent.parent / "profiles"
+NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml") if path.stem != "sources")
+
+
+def build(profile_id: str) -> Any:
+    """The engine's app for the arguments of a profile; without our middleware, which is not a route."""
+    torchvision_cpu.install()
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    registry = load_registry(PROFILES, command.OWNED)
+    subject = registry.subject(registry.profiles[profile_id])
+    weights = WeightsOnDisk(Path("/cache/weights"), ready=True, needed_bytes=0)
+    plan = make_plan(subject, describe(subject.platform, 1 << 50), weights)
+    built = command.build(plan, host="127.0.0.1", port=8123, cache=Path("/cache"), user_environment={})
+    parser = make_arg_parser(FlexibleArgumentParser())
+    arguments = parser.parse_args(list(built.argv[built.argv.index(command.ENTRY) + 1 :]))
+    arguments.middleware = []
+    return build_app(arguments, ("generate",), None)
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    return build("smollm2-135m-bf16-cpu")
+
+
+def declared(app: Any) -> Iterator[tuple[str, str]]:
+    """Every (method, path) of an app, in the form of the table."""
+    from starlette.routing import Mount, Route
+
+    for route in app.routes:
+        if isinstance(route, Mount):
+            yield routes.ANY, route.path + "/{path:path}"
+        elif isinstance(route, Route):
+            assert route.methods, f"{route.path} takes every method"
+            yield from ((method, route.path) for method in route.methods)
+        else:
+            yield type(route).__name__, getattr(route, "path", "?")
+
+
+def taken_by(app: Any, method: str, path: str) -> Any:
+    """The route that the engine's router hands a request to."""
+    from starlette.routing import Match
+
+    scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
+    return next((route for route in app.router.routes if route.matches(dict(scope))[0] is Match.FULL), None)
+
+
+@pytest.mark.parametrize("profile_id", NAMES)
+def test_the_table_is_the_app(profile_id: str) -> None:  # C7
+    found = set(declared(build(profile_id)))
+    assert not found - set(routes.TABLE), "routes that nobody has decided about"
+    assert not set(routes.TABLE) - found, "rows about routes that are no more"
+
+
+def test_the_tasks_are_the_real_engines(server: Server) -> None:
+    (log,) = Path(server.environment["SLIMSERVE_STATE"]).glob("runs/*/engine.log")
+    assert "Supported tasks: ('generate',)" in log.read_text()
+
+
+def test_the_router_goes_by_the_path_alone(app: Any) -> None:
+    assert not app.root_path
+
+
+def test_a_new_route_would_be_found(app: Any) -> None:
+    from fastapi import FastAPI
+
+    changed = FastAPI(openapi_url=None)
+    changed.router.routes.extend(app.router.routes)
+    changed.add_api_route("/v1/chat/completions/new", lambda: None, methods=["POST"])
+    changed.add_api_websocket_route("/v1/realtime", lambda: None)
+    changed.mount("/static", FastAPI())
+    new = {("POST", "/v1/chat/completions/new"), ("APIWebSocketRoute", "/v1/realtime"), ("*", "/static/{path:path}")}
+    assert set(declared(changed)) - set(routes.TABLE) == new
+
+
+ODD = st.sampled_from(["/", "//", "/.", "/..", "\n", "\r", "\0", " ", ";x", "?", "#", "%", "%2F", "\u00df", "x", "S"])
+METHODS = st.sampled_from(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "get", "Post", ""])
+
+
+@st.composite
+def paths(draw: st.DrawFn) -> str:
+    """Paths near those of the table, as `scope["path"]` has them."""
+    path = draw(st.sampled_from(sorted(path for _, path in routes.TABLE)))
+    path = path.format(response_id="resp_1", **{"path:path": "x"}) if draw(st.booleans()) else path
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(path)))
+        kind = draw(st.sampled_from(["insert", "drop", "case", "encode", "join"]))
+        if kind == "insert":
+            path = path[:at] + draw(ODD) + path[at:]
+        elif kind == "drop":
+            path = path[:at] + path[at + 1 :]
+        elif kind == "case":
+            path = path[:at] + path[at:].swapcase()
+        elif kind == "encode":
+            path = unquote(quote(path, safe="").replace("%2F", "/", at % 3))
+        else:
+            path += draw(st.sampled_from(sorted(path for _, path in routes.TABLE)))
+    return path
+
+
+@settings(max_examples=2000, deadline=None)
+@given(method=METHODS, path=paths())
+def test_what_is_admitted_is_what_the_router_runs(app: Any, method: str, path: str) -> None:
+    row = routes.find(method, path)
+    if row is None or row.access is routes.Access.CLOSED:
+        return
+    taken = taken_by(app, method, path)
+    assert taken is not None
+    assert taken.path == path
+    assert method in taken.methods
+
+
+def test_the_router_matches_more_than_the_table(app: Any) -> None:
+    # What makes the exact lookup necessary: a pattern that ends in `$` also matches before a last line feed.
+    assert taken_by(app, "POST", "/v1/completions\n") is not None
+    assert routes.find("POST", "/v1/completions\n") is None
+    assert taken_by(app, "GET", "/metrics/x") is not None
+    assert routes.find("GET", "/metrics/x") is None
