@@ -76,6 +76,13 @@ BREAKS = [
         "is greedy",
     ),
     ("marlin-below-sm89", RACK, "value: marlin", "value: triton", "moe_backend is triton on capability 8.6"),  # A11
+    (
+        "in-flight-cap",
+        BOX,
+        "max_in_flight:\n    value: 12",
+        "max_in_flight:\n    value: 3",
+        "admission.max_in_flight = 3 is less than engine.max_num_seqs = 4",
+    ),
 ]
 
 
