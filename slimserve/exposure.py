@@ -24,9 +24,10 @@ def is_loopback(host: str) -> bool:
     Raises:
         Refused: it has no address.
     """
+    if not host:
+        return False  # whoever binds to it binds to every address
     try:
-        # An empty name is every address, as it is for whoever binds to it.
-        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         do = "use 127.0.0.1, or an address that `ip address` shows"
