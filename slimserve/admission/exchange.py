@@ -1,0 +1,257 @@
+"""One request while the engine has it: what goes in and out is passed on, and its slot comes back once.
+
+The engine sees for itself when a client goes away. Should it not, it is cancelled after a grace, and the slot comes
+back even if that does not end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from slimserve.admission.answers import Watch
+from slimserve.admission.bodies import Receive
+from slimserve.admission.metrics import Metrics
+from slimserve.admission.progress import Progress
+from slimserve.admission.routes import Dialect
+from slimserve.admission.slots import Slot
+
+Message = dict[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
+
+NOTE_HEADER = b"x-slimserve-note"
+EXHAUSTED = b"thinking used up the whole token budget before the answer began; allow more tokens or lower the effort"
+# How often it is seen to it that somebody listens for the client's going away: most requests are over by then, and
+# cost no task of their own.
+LISTEN_SECONDS = 1.0
+# What the engine may take to end a request whose client is gone.
+GRACE_SECONDS = 10.0
+
+_DONE = b"data: [DONE]\n\n"
+
+log = logging.getLogger("slimserve.admission")
+
+
+class Exchange:
+    """A request that is handed to the engine.
+
+    Args:
+        receive, send: ASGI's.
+        body: of the request; None: it is still to be received.
+        slot: held by it; None: it does not generate.
+        progress: what the engine owes.
+        metrics: where an exhausted answer is counted.
+        notes: texts for the response's headers.
+        watched: dialect and number of answers, if they are to be watched for thinking that ate the whole budget.
+    """
+
+    __slots__ = (
+        "_body",
+        "_complete",
+        "_ended",
+        "_gave_up",
+        "_held_start",
+        "_listener",
+        "_listening",
+        "_metrics",
+        "_notes",
+        "_owed",
+        "_progress",
+        "_receive",
+        "_send",
+        "_slot",
+        "_streamed",
+        "_task",
+        "_timer",
+        "_watch",
+        "_watched",
+        "gone",
+        "started",
+        "status",
+    )
+
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        body: bytes | None,
+        slot: Slot | None,
+        progress: Progress,
+        metrics: Metrics,
+        notes: tuple[bytes, ...] = (),
+        watched: tuple[Dialect, int] | None = None,
+    ) -> None:
+        self.status = 0
+        self.started = False
+        self.gone = False
+        self._receive = receive
+        self._send = send
+        self._body = body
+        self._slot = slot
+        self._progress = progress
+        self._metrics = metrics
+        self._notes = notes
+        self._watched = watched
+        self._watch: Watch | None = None
+        self._streamed = False
+        self._held_start: Message | None = None
+        self._complete = False
+        self._ended = False
+        self._gave_up = False
+        self._owed = False
+        self._listening = 0
+        self._listener: asyncio.Task[Message] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in a word for the counters."""
+        if self._complete:
+            return "ok" if self.status < 400 else "error"
+        return "disconnected" if self.gone else "error"
+
+    async def run(self, app: App, scope: dict[str, Any]) -> None:
+        """Let the engine answer."""
+        if self._slot is not None:
+            self._task = asyncio.current_task()
+            self._timer = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._listen)
+            self._owe(True)
+        try:
+            await app(scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            if not self._gave_up or self._task is None or self._task.uncancel():
+                raise
+        finally:
+            self._end()
+
+    async def receive(self) -> Message:
+        """ASGI's receive, as the engine sees it."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        if self._listener is not None:
+            return await asyncio.shield(self._listener)
+        self._listening += 1
+        try:
+            message = await self._receive()
+        finally:
+            self._listening -= 1
+        if message["type"] == "http.disconnect":
+            self._client_gone()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send, as the engine sees it."""
+        if message["type"] == "http.response.start":
+            message = self._begin(message)
+            if self._watch is not None and not self._streamed:
+                # Whether there is a note to put in the header is known from the body.
+                self._held_start = message
+                return
+            self.started = True
+        elif message["type"] == "http.response.body":
+            more = message.get("more_body", False)
+            if self._watch is not None:
+                message = self._look(self._watch, message, more)
+            if not more:
+                self._complete = True
+        if self._held_start is not None:
+            start, self._held_start = self._held_start, None
+            self.started = True
+            await self._send(start)
+        # A client that is slow to read is not the engine's stall.
+        self._owe(False)
+        await self._send(message)
+        self._owe(not self._complete)
+
+    async def pass_on(self, message: Message) -> None:
+        """Send a message that is the door's own."""
+        self.started = True
+        self._complete = message["type"] == "http.response.body"
+        await self._send(message)
+
+    def _begin(self, message: Message) -> Message:
+        self.status = message["status"]
+        headers = list(message.get("headers", ()))
+        if self._watched is not None and self.status == 200:
+            self._streamed = any(
+                name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
+            )
+            self._watch = Watch(self._watched[0], self._streamed, self._watched[1])
+        if not self._notes:
+            return message
+        return {**message, "headers": headers + [(NOTE_HEADER, note) for note in self._notes]}
+
+    def _look(self, watch: Watch, message: Message, more: bool) -> Message:
+        """Watch a piece of the answer pass; with the last one, say that there was nothing but thinking."""
+        body = message.get("body", b"")
+        watch.feed(body)
+        done = body.endswith(_DONE) if self._streamed else False
+        if (more and not done) or not watch.exhausted:
+            return message
+        self._watch = None
+        self._metrics.exhausted.inc()
+        if self._held_start is not None:
+            headers = [*self._held_start.get("headers", ()), (NOTE_HEADER, EXHAUSTED)]
+            self._held_start = {**self._held_start, "headers": headers}
+            return message
+        # A comment, which readers of event streams skip; ahead of the mark at which some stop reading.
+        rest = _DONE if done else b""
+        return {**message, "body": body[: len(body) - len(rest)] + b": " + EXHAUSTED + b"\n\n" + rest}
+
+    def _owe(self, owed: bool) -> None:
+        """Whether the next move is the engine's; one that was just made is a sign of its life."""
+        if owed and (self._slot is None or self._ended):
+            return
+        if owed is not self._owed:
+            self._owed = owed
+            if owed:
+                self._progress.expect()
+            else:
+                self._progress.settle()
+        self._progress.mark()
+
+    def _listen(self) -> None:
+        """See to it that somebody listens, from now on."""
+        if self._listening or self._body is not None:
+            self._timer = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._listen)
+        else:
+            self._listener = asyncio.create_task(self._hear())
+
+    async def _hear(self) -> Message:
+        while (message := await self._receive())["type"] != "http.disconnect":
+            pass
+        self._client_gone()
+        return message
+
+    def _client_gone(self) -> None:
+        if not (self.gone or self._complete or self._ended):
+            self.gone = True
+            if self._slot is not None:
+                self._stop_timer()
+                self._timer = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        log.warning("a request whose client is gone did not end within %g s: it is cancelled", GRACE_SECONDS)
+        self._end()
+        self._gave_up = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._owe(False)
+        self._stop_timer()
+        if self._listener is not None:
+            self._listener.cancel()
+        if self._slot is not None:
+            self._slot.release()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,257 @@
+"""The public socket, served inside the engine's API server: opened and closed at will, below it the limits of HTTP.
+
+What ASGI never sees is dealt with here: headers that trickle, headers without end, frames that are none. Each gets a
+4xx and a closed connection within a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from http import HTTPStatus
+from typing import Any
+
+import httptools  # noqa: F401 - without it uvicorn would fall back to a parser that these limits do not hold for
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from slimserve.admission.rejection import Rejected
+from slimserve.admission.replies import error_body
+
+HEADER_SECONDS = 10.0
+HEADER_BYTES = 32 << 10
+HEADER_COUNT = 100
+KEEP_ALIVE_SECONDS = 75
+# After an answer that did not wait for the body, the rest of it is read and dropped for so long.
+REST_SECONDS = 30.0
+# A client that takes nothing of its answer for so long is gone: its slot is wanted.
+UNREAD_SECONDS = 60.0
+# As the supervisor's own: the kernel takes the latest value, and cuts it to its limit.
+BACKLOG = 2048
+
+log = logging.getLogger("slimserve.admission")
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection, with deadlines and limits."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The door logs what it refuses and counts the rest.
+        self.access_log = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._in_head = False
+        self._in_message = False
+        self._head_bytes = 0
+        self._head_seen = 0
+        self._fault: Rejected | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Give the first request's head its deadline."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the deadlines."""
+        self._stop_timer()
+        self._stop_unread_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; a head that is under way may grow so far and no further."""
+        if self.transport.is_closing():
+            return
+        if not self._in_message and not self._in_head:
+            self._expect_head()
+        only_head = self._in_head
+        super().data_received(data)
+        if self._in_head and only_head:
+            # The parser tells of a header when it is complete: one that never ends is seen only here.
+            self._head_seen += len(data)
+            if self._head_seen > HEADER_BYTES and not self.transport.is_closing():
+                self._fault = _head_too_large()
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._unset_keepalive_if_required()
+        self._in_message = True
+        self._head_bytes = 0
+        if not self._in_head:
+            self._expect_head()
+
+    def on_url(self, url: bytes) -> None:
+        """Count the request line in."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header in."""
+        self._count(len(name) + len(value) + 4)
+        if len(self.headers) >= HEADER_COUNT:
+            self._fault = Rejected(431, f"more than {HEADER_COUNT} headers", code="too_many_headers")
+            raise ValueError
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete: its deadline is off."""
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self._in_message = False
+        self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The answer is out; if the body is not in yet, the rest has its own deadline."""
+        super().on_response_complete()
+        if self._in_message and not self._in_head:
+            self._stop_timer()
+            self._timer = self.loop.call_later(REST_SECONDS, self._close)
+
+    def pause_writing(self) -> None:
+        """The client is slow to read."""
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        super().resume_writing()
+        self._stop_unread_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a broken frame, unless an answer is under way already: two would be one broken one."""
+        fault, self._fault = self._fault, None
+        if self.cycle is None or self.cycle.response_complete:
+            self._answer(fault or Rejected(400, "this is not a valid HTTP request", code="invalid_http"))
+        self._close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """No upgrade is offered; the request is served as it is, and needs no line in the log."""
+
+    def _expect_head(self) -> None:
+        self._in_head = True
+        self._head_seen = 0
+        self._stop_timer()
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._head_late)
+
+    def _head_late(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # A half request behind one that is being answered: the answer may end, the connection with it.
+            self.cycle.keep_alive = False
+            return
+        if self._head_seen:
+            self._answer(Rejected(408, f"no complete request came within {HEADER_SECONDS:g} s", code="head_timeout"))
+        self._close()
+
+    def _await_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self._unread_late, unread)
+
+    def _unread_late(self, unread: int) -> None:
+        if self.transport.get_write_buffer_size() < unread:
+            self._await_reader()
+        else:
+            self.transport.abort()
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _answer(self, rejected: Rejected) -> None:
+        body = json.dumps(error_body(rejected)).encode()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[rejected.status] + head + body)
+
+    def _close(self) -> None:
+        self._stop_timer()
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEADER_BYTES:
+            self._fault = _head_too_large()
+            raise ValueError
+
+
+def _head_too_large() -> Rejected:
+    return Rejected(
+        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        f"request line and headers take more than {HEADER_BYTES} bytes",
+        code="head_too_large",
+    )
+
+
+class Listener:
+    """Serves an application on a listening socket, when told to.
+
+    Args:
+        app: the ASGI application.
+        fd: the listening socket; it is borrowed, and stays open.
+    """
+
+    def __init__(self, app: Any, fd: int) -> None:
+        self._fd = fd
+        # The protocol is ours for TCP alone: nothing a client says changes who it seems to be (proxy_headers), and
+        # `scope["server"]` is the socket's own name, a pair of address and port, so never the control socket's path.
+        self._config = uvicorn.Config(
+            app,
+            http=Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        )
+        self._server: uvicorn.Server | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._listening: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Accept connections; a second time does nothing."""
+        if self._listening is not None:
+            return
+        if self._server is None:
+            self._config.load()
+            self._server = uvicorn.Server(self._config)
+            # Not `serve`: signals are the engine's, and the application has its lifespan from its own server. The loop
+            # keeps the Date header current.
+            self._ticking = asyncio.create_task(self._server.main_loop())
+        state = self._server.server_state
+
+        def connection() -> Protocol:
+            return Protocol(config=self._config, server_state=state, app_state={})
+
+        listening = socket.socket(fileno=os.dup(self._fd))
+        self._listening = await asyncio.get_running_loop().create_server(connection, sock=listening, backlog=BACKLOG)
+        log.info("the door is open")
+
+    def close(self) -> None:
+        """Accept no more; connections that are there go on."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+            log.info("the door is closed")
+
+    def end(self) -> None:
+        """Close for good; what runs is left to the loop's end."""
+        self.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None

@@ -1,0 +1,286 @@
+"""The door: what stands between every client and the engine, on its way in and on its way out.
+
+In order: is there such a route, whose key is it, are we accepting, is there room, is the body readable, may it ask for
+that. Then the engine. What comes over the supervisor's own socket skips all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from slimserve.admission import bodies
+from slimserve.admission.bodies import Gone, Receive
+from slimserve.admission.config import Config, from_environment
+from slimserve.admission.exchange import NOTE_HEADER, App, Exchange, Message, Send
+from slimserve.admission.keys import Keyring
+from slimserve.admission.listener import Listener
+from slimserve.admission.metrics import shared
+from slimserve.admission.progress import ENGINE
+from slimserve.admission.rejection import Rejected
+from slimserve.admission.replies import answer, error_body
+from slimserve.admission.requests import judge
+from slimserve.admission.routes import Access, Dialect, find
+from slimserve.admission.slots import Slot, Slots
+
+DRAIN_RETRY_SECONDS = 5
+# So much of a body that nobody waits for may still come in behind the answer; beyond it the connection is closed,
+# after as much has been read and dropped as lets a client that is still sending come to read the answer.
+SMALL_BODY_BYTES = 64 << 10
+DROP_BYTES = 128 << 20
+DROP_SECONDS = 30.0
+
+# What browsers' clients of OpenAI's and Anthropic's interfaces send.
+_CORS_HEADERS = (
+    "anthropic-beta anthropic-dangerous-direct-browser-access anthropic-version authorization content-type "
+    "openai-beta openai-organization openai-project x-api-key x-request-id x-stainless-arch x-stainless-async "
+    "x-stainless-helper-method x-stainless-lang x-stainless-os x-stainless-package-version x-stainless-retry-count "
+    "x-stainless-runtime x-stainless-runtime-version x-stainless-timeout"
+).split()
+
+log = logging.getLogger("slimserve.admission")
+Scope = dict[str, Any]
+
+
+class Ahead:
+    """ASGI's receive, which may be listened to before anybody wants the body.
+
+    Args:
+        receive: ASGI's.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._kept: deque[Message] = deque()
+
+    async def __call__(self) -> Message:
+        """The next message."""
+        return self._kept.popleft() if self._kept else await self._receive()
+
+    async def gone(self) -> None:
+        """Return when the client goes away, for as long as what it sends meanwhile is little."""
+        size = 0
+        while size < SMALL_BODY_BYTES:
+            message = await self._receive()
+            self._kept.append(message)
+            if message["type"] == "http.disconnect":
+                return
+            size += len(message.get("body", b""))
+        await asyncio.get_running_loop().create_future()
+
+
+class Admission:
+    """The middleware.
+
+    Args:
+        app: the engine's application, inside of this.
+        config: what the door is told; None: read from the environment.
+
+    Raises:
+        ValueError: the environment holds no valid configuration.
+    """
+
+    def __init__(self, app: App, config: Config | None = None) -> None:
+        self.config = config = config or from_environment(os.environ)
+        self.slots = Slots(config.max_in_flight, config.fair_share, config.queue_length, config.queue_seconds)
+        self.accepting = config.listen_fd is None
+        self._app = app
+        self._keyring = Keyring(Path(config.keys_file) if config.keys_file else None, config.key_hashes)
+        self._metrics = shared()
+        self._metrics.show(self.slots, ENGINE)
+        self._listener: Listener | None = None
+        self._public: App = _with_cors(self._admit, config.origins) if config.origins else self._admit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+        elif self.config.control is not None and scope.get("server") == (self.config.control, None):
+            await self._control(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._public(scope, receive, send)
+        else:
+            # No route of ours speaks through a websocket.
+            await send({"type": "websocket.close", "code": 1008})
+
+    @property
+    def state(self) -> dict[str, object]:
+        """What the supervisor asks for."""
+        return {
+            "accepting": self.accepting,
+            "in_flight": self.slots.in_flight,
+            "waiting": self.slots.waiting,
+            "cap": self.slots.cap,
+            "stalled_seconds": round(ENGINE.stalled_seconds, 3),
+        }
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the public socket, when told to, for as long as the application lives."""
+        if self.config.listen_fd is not None:
+            self._listener = Listener(scope.get("app", self), self.config.listen_fd)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if self._listener is not None:
+                self._listener.end()
+
+    async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = (scope.get("method"), scope["path"])
+        if request == ("POST", "/slimserve/accept"):
+            if self._listener is not None:
+                await self._listener.open()
+            self.accepting = True
+        elif request == ("POST", "/slimserve/drain"):
+            self.accepting = False
+            if self._listener is not None:
+                self._listener.close()
+        elif request != ("GET", "/slimserve/state"):
+            await self._app(scope, receive, send)
+            return
+        for message in answer(200, self.state):
+            await send(message)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        dialect = None
+        ahead = Ahead(receive)
+        try:
+            # A prefix that the router would cut off first would let a path mean something else to it than to us.
+            route = find(scope["method"], scope["path"]) if not scope.get("root_path") else None
+            if route is None or route.access is Access.CLOSED:
+                raise Rejected(
+                    404, "there is no such route here: see the documentation for those that are", code="no_such_route"
+                )
+            holder = self._keyring.holder(headers) if route.access is Access.KEYED else None
+            dialect = route.dialect
+            if dialect is None:
+                body = None
+                if scope["method"] not in ("GET", "HEAD"):
+                    body = await bodies.read(ahead, headers, self.config.max_body_bytes)
+                await self._hand_over(Exchange(ahead, send, body, None, ENGINE, self._metrics), scope)
+            else:
+                outcome = await self._generate(began, dialect, holder or "", scope, ahead, send)
+                self._metrics.request(dialect.value, outcome).inc()
+        except Gone:
+            if dialect is not None:
+                self._metrics.request(dialect.value, "disconnected").inc()
+        except Rejected as rejected:
+            reason = rejected.code or str(int(rejected.status))
+            if dialect is None:
+                self._metrics.denied(reason).inc()
+            else:
+                self._metrics.request(dialect.value, f"rejected: {reason}").inc()
+            await _refuse(rejected, scope, ahead, send)
+
+    async def _generate(
+        self, began: float, dialect: Dialect, holder: str, scope: Scope, receive: Ahead, send: Send
+    ) -> str:
+        """Serve a request that generates; returns how it ended."""
+        if not self.accepting:
+            raise Rejected(
+                503,
+                f"this endpoint takes no new work now; come back in {DRAIN_RETRY_SECONDS} s",
+                code="draining",
+                headers={"Retry-After": str(DRAIN_RETRY_SECONDS)},
+            )
+        asked = time.perf_counter()
+        slot = self.slots.take_now(holder) or await self._wait(holder, receive)
+        taken = time.perf_counter()
+        try:
+            bodies.check_type(scope["headers"])
+            body = await bodies.read(receive, scope["headers"], self.config.max_body_bytes)
+            complete = time.perf_counter()
+            judged = judge(dialect, bodies.parse(body), self.config)
+            await slot.grow(judged.count)
+            if judged.changed:
+                body = bodies.dump(judged.body)
+                scope = {**scope, "headers": bodies.with_length(scope["headers"], len(body))}
+            if judged.notes:
+                log.info("%s of %s: %s", dialect.value, holder or "anybody", ", ".join(judged.notes))
+            for note in judged.notes:
+                self._metrics.note(note.value).inc()
+            notes = tuple(note.text.encode() for note in judged.notes)
+            watched = None if self.config.thinking is None else (dialect, judged.count)
+            exchange = Exchange(receive, send, body, slot, ENGINE, self._metrics, notes, watched)
+            self._metrics.waited.observe(taken - asked)
+            self._metrics.own.observe(asked - began + time.perf_counter() - complete)
+            await self._hand_over(exchange, scope)
+            return exchange.outcome
+        finally:
+            slot.release()
+
+    async def _wait(self, holder: str, receive: Ahead) -> Slot:
+        """Wait for a slot; a client that goes away leaves the line."""
+        if not self.config.queue_length:
+            return await self.slots.take(holder)
+        taking = asyncio.ensure_future(self.slots.take(holder))
+        leaving = asyncio.ensure_future(receive.gone())
+        try:
+            await asyncio.wait({taking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not taking.done():
+                raise Gone
+            return taking.result()
+        except BaseException:
+            # It may have come by a slot all the same, in this very turn.
+            taking.add_done_callback(_return_slot)
+            taking.cancel()
+            raise
+        finally:
+            leaving.cancel()
+
+    async def _hand_over(self, exchange: Exchange, scope: Scope) -> None:
+        """Let the engine answer; what it throws before it began to is a 500 that tells nobody how it is built."""
+        try:
+            await exchange.run(self._app, scope)
+        except Exception:
+            if exchange.started:
+                raise
+            log.exception("the engine failed at %s %s", scope["method"], ascii(scope["path"]))
+            exchange.status = 500
+            failed = Rejected(500, "the engine failed at this request; its log says why", code="engine_error")
+            for message in answer(failed.status, error_body(failed, scope["path"])):
+                await exchange.pass_on(message)
+
+
+def _return_slot(taking: asyncio.Future[Slot]) -> None:
+    if not taking.cancelled() and taking.exception() is None:
+        taking.result().release()
+
+
+async def _refuse(rejected: Rejected, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request that the engine does not see, in such a way that the answer arrives."""
+    headers = dict(scope["headers"])
+    start, body = answer(rejected.status, error_body(rejected, scope["path"]), rejected.headers)
+    size = bodies.declared_bytes(scope["headers"])
+    # A client that waits for leave to send its body may send it or not; one that stalls is not waited for.
+    unsure = b"expect" in headers or rejected.status == 408
+    large = b"transfer-encoding" in headers or (size or 0) > SMALL_BODY_BYTES
+    if not (unsure or large):
+        await send(start)
+        await send(body)
+        return
+    # Closed with bytes unread, the connection would be reset, and the answer lost with it: first read, then close.
+    await send({**start, "headers": [*start["headers"], (b"connection", b"close")]})
+    await send({**body, "more_body": True})
+    if not unsure:
+        await bodies.drop(receive, DROP_BYTES, DROP_SECONDS)
+    await send({**body, "body": b""})
+
+
+def _with_cors(app: App, origins: tuple[str, ...]) -> App:
+    from starlette.middleware.cors import CORSMiddleware
+
+    cors: App = CORSMiddleware(  # type: ignore[assignment]  # its types are starlette's own names for the same
+        app,  # type: ignore[arg-type]
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=_CORS_HEADERS,
+        expose_headers=(NOTE_HEADER.decode(), "retry-after"),
+    )
+    return cors

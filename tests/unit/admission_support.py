@@ -1,0 +1,196 @@
+"""The door with a fake engine behind it, as a real process; and plain sockets to knock with."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+UPSTREAM = Path(__file__).resolve().parent.parent / "fakes" / "upstream.py"
+DEADLINE_SECONDS = 60.0
+
+
+def until(happened: Callable[[], Any], what: str) -> Any:
+    """Wait for an event with a deadline."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < end:
+        if found := happened():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what}: not within {DEADLINE_SECONDS} s")
+
+
+class Answer:
+    """A complete HTTP answer."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.getheaders()}
+        self.notes = response.headers.get_all("x-slimserve-note") or []
+        self.body = response.read()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=DEADLINE_SECONDS)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(DEADLINE_SECONDS)
+        self.sock.connect(self.path)
+
+
+class Door:
+    """A process with the door in it, open.
+
+    Args:
+        folder: of the control socket and the log.
+        settings: constants of the door that are shortened, `module.NAME` -> value.
+        config: of the door.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, float] | None = None, loop: str = "uvloop", **config: Any):
+        folder.mkdir(exist_ok=True)
+        self.control = str(folder / "control")
+        self.log = folder / "log"
+        config = {"max_in_flight": 4, "max_model_len": 4096} | config
+        argv = [sys.executable, str(UPSTREAM), "--control", self.control, "--config", json.dumps(config)]
+        for name, value in (settings or {}).items():
+            argv += ["--set", f"{name}={value}"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([*argv, "--loop", loop], stdout=subprocess.PIPE, stderr=log)
+        line = self._line()
+        self.port, self.bare = (int(word) for word in line.split()[-2:])
+        until(self._listens, "the control socket")
+        self.tell("accept")
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            assert selector.select(DEADLINE_SECONDS), "the process says nothing"
+        line = self.process.stdout.readline().decode()
+        assert line, self.log.read_text()
+        return line
+
+    def _listens(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return bool(self.state)
+        except OSError:
+            return False
+
+    def private(self, method: str, path: str) -> Answer:
+        connection = UnixConnection(self.control)
+        connection.request(method, path)
+        answer = Answer(connection.getresponse())
+        connection.close()
+        return answer
+
+    def tell(self, word: str) -> Any:
+        return self.private("POST", f"/slimserve/{word}").json
+
+    @property
+    def state(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.private("GET", "/slimserve/state").json
+        return answer
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What the fake engine saw."""
+        answer: dict[str, Any] = self.private("GET", "/fake/state").json
+        return answer
+
+    def empty(self) -> None:
+        """Every slot came back."""
+        until(lambda: self.state["in_flight"] == 0 and self.state["waiting"] == 0, "every slot comes back")
+        assert self.state["stalled_seconds"] == 0
+
+    def ask(
+        self,
+        body: Any = None,
+        path: str = "/v1/chat/completions",
+        method: str = "POST",
+        headers: dict[str, str] | None = None,
+        **fake: Any,
+    ) -> Answer:
+        """One request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_SECONDS)
+        if method == "POST" and not isinstance(body, bytes):
+            body = json.dumps(chat(**fake) | (body or {})).encode()
+        connection.request(method, path, body, {"Content-Type": "application/json"} | (headers or {}))
+        answer = Answer(connection.getresponse())
+        connection.close()
+        return answer
+
+    def start(self, body: Any = None, **fake: Any) -> socket.socket:
+        """Send a request and leave its answer in the socket."""
+        return self.send(request(json.dumps(chat(**fake) | (body or {})).encode()))
+
+    def send(self, *pieces: bytes) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self.port), DEADLINE_SECONDS)
+        for piece in pieces:
+            sock.sendall(piece)
+        return sock
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        if os.path.exists(self.control):
+            os.unlink(self.control)
+
+
+def chat(**fake: Any) -> dict[str, Any]:
+    """A chat request that tells the fake engine what to do."""
+    return {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "fake": fake}
+
+
+def request(body: bytes, *headers: bytes, length: int | None = None, path: bytes = b"/v1/chat/completions") -> bytes:
+    """The bytes of a POST."""
+    size = b"content-length: %d" % (len(body) if length is None else length)
+    lines = [b"POST " + path + b" HTTP/1.1", b"host: x", b"content-type: application/json", size, *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def receive_all(sock: socket.socket) -> bytes:
+    """All that comes until the other side closes; nothing more after a reset."""
+    pieces: list[bytes] = []
+    try:
+        while piece := sock.recv(65536):
+            pieces.append(piece)
+    except ConnectionResetError:
+        pieces.append(b"<reset>")
+    return b"".join(pieces)
+
+
+def receive_until(sock: socket.socket, mark: bytes) -> bytes:
+    """What comes up to `mark`."""
+    seen = b""
+    while mark not in seen:
+        piece = sock.recv(65536)
+        assert piece, f"closed before {mark!r}: {seen!r}"
+        seen += piece
+    return seen
+
+
+def release(sockets: Iterable[socket.socket]) -> None:
+    """Hang up on all of them."""
+    for sock in sockets:
+        sock.close()
