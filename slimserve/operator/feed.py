@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import Any
@@ -31,6 +32,7 @@ class Feed:
         self._interval = interval_seconds
         self._changed = asyncio.Condition()
         self._version = 0
+        self._complaint = ""
         self._status: Status | None = None
         self.history = History()
 
@@ -48,10 +50,8 @@ class Feed:
     async def wait(self, seen: int, seconds: float) -> int:
         """Until there is something newer than `seen`, at most `seconds`; the version that is current then."""
         async with self._changed:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._version > seen), seconds)
-            except TimeoutError:
-                pass
             return self._version
 
     async def run(self) -> None:
@@ -79,6 +79,8 @@ class Feed:
         try:
             return await asyncio.to_thread(parse, text, time.time())
         except ValueError as error:
-            # The page goes on without numbers; a text that we cannot read must not end it.
-            log.warning("the engine's metrics: %s", error)
+            # The page goes on without numbers, and says so once: a text that cannot be read comes every few seconds.
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.warning("the engine's metrics: %s", error)
             return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from slimserve.operator.prometheus import Reading, quantile, rate, ratio
+from slimserve.operator.prometheus import Reading, quantile, rate, ratio, same_process
 
 INTERVAL_SECONDS = 5.0
 POINTS = 720
@@ -16,8 +16,8 @@ POINTS = 720
 IN_FLIGHT = "slimserve_in_flight"
 WAITING = "slimserve_waiting"
 CAP = "slimserve_cap"
-REJECTED = "slimserve_rejected_total"
-TOO_MANY = {"status": "429"}
+REQUESTS = "slimserve_requests_total"
+TOO_MANY = {"outcome": "slots_exhausted"}
 
 TTFT = "vllm:time_to_first_token_seconds"
 INTER_TOKEN = "vllm:inter_token_latency_seconds"
@@ -96,8 +96,15 @@ def make_point(time: float, state: str, before: Reading | None, after: Reading |
         kv_used=max(after.values("vllm:kv_cache_usage_perc"), default=None),
         cache_hits=between(ratio, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
         tier_hits=between(ratio, "vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_queries_total"),
-        too_many_per_s=between(rate, REJECTED, TOO_MANY),
+        too_many_per_s=between(_too_many),
     )
+
+
+def _too_many(before: Reading, after: Reading) -> float | None:
+    # The series appears with the first such answer; until then a door that reports at all has given none.
+    if after.total(IN_FLIGHT) is None or after.total(REQUESTS, TOO_MANY) is not None:
+        return rate(before, after, REQUESTS, TOO_MANY)
+    return 0.0 if same_process(before, after) else None
 
 
 class History:

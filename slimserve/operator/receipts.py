@@ -14,7 +14,7 @@ LARGEST_BYTES = 4 << 20
 def recent(folder: Path, profile_id: str) -> list[dict[str, Any]]:
     """The newest receipts of `profile_id`, newest first, each with the `file` that it stands in.
 
-    A file that cannot be read, or is no JSON object, is listed with the `problem`: it may be the one that is looked for.
+    A file that cannot be read, or is no JSON object, is listed with the `problem`: it may be one of them.
 
     Args:
         folder: `profiles/receipts`; it need not exist.

@@ -1,0 +1,148 @@
+"""A source whose numbers move: the text that a real engine gave, with its counters and histograms run on.
+
+python tests/operator/live.py PORT        serves the page on loopback with it, for work on the page
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slimserve.engine.state import State, Status
+from slimserve.errors import Finding
+
+HERE = Path(__file__).resolve().parent
+RECORDED = (HERE / "metrics.txt").read_text(encoding="utf-8")
+
+# Sample name -> growth a second.
+COUNTERS = {
+    "vllm:generation_tokens_total": 180.0,
+    "vllm:prompt_tokens_total": 420.0,
+    "vllm:prefix_cache_queries_total": 420.0,
+    "vllm:prefix_cache_hits_total": 290.0,
+}
+# Histogram -> observations a second, and the median and spread of their logarithms.
+HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": (3.0, math.log(0.35), 0.5),
+    "vllm:inter_token_latency_seconds": (170.0, math.log(0.042), 0.35),
+}
+
+
+def _below(bound: float, median: float, spread: float) -> float:
+    """The share of a log-normal distribution below `bound`."""
+    if math.isinf(bound):
+        return 1.0
+    return 0.5 * (1 + math.erf((math.log(bound) - median) / (spread * math.sqrt(2))))
+
+
+def run_on(seconds: float, born: float, in_flight: int, waiting: int, cap: int, too_many: int) -> str:
+    """The recorded text after `seconds` of steady work since `born`, with what the door adds to it."""
+    lines = []
+    for line in RECORDED.splitlines():
+        head, _, value = line.rpartition(" ")
+        name = head.partition("{")[0]
+        base = name.removesuffix("_bucket")
+        if name == "process_start_time_seconds":
+            value = repr(born)
+        elif name in COUNTERS:
+            value = str(float(value) + round(COUNTERS[name] * seconds))
+        elif name == "vllm:num_requests_running":
+            value = str(float(in_flight))
+        elif name == "vllm:kv_cache_usage_perc":
+            value = str(in_flight / cap * 0.8)
+        elif base in HISTOGRAMS and name != base:
+            a_second, median, spread = HISTOGRAMS[base]
+            bound = float(head.partition('le="')[2].partition('"')[0])
+            value = str(float(value) + round(a_second * seconds * _below(bound, median, spread)))
+        lines.append(f"{head} {value}")
+    lines += [
+        f"slimserve_in_flight {in_flight}",
+        f"slimserve_waiting {waiting}",
+        f"slimserve_cap {cap}",
+        f'slimserve_requests_total{{dialect="chat",outcome="ok"}} {round(3 * seconds)}',
+    ]
+    if too_many:
+        lines.append(f'slimserve_requests_total{{dialect="chat",outcome="slots_exhausted"}} {too_many}')
+    return "\n".join(lines) + "\n"
+
+
+PLAN = {
+    "profile": "smollm2-135m-bf16-cpu",
+    "status": "unmeasured",
+    "settings": [
+        {
+            "key": "engine.max_num_seqs",
+            "value": 8,
+            "argv": [],
+            "why": "eight requests at once",
+            "evidence": "derived: 8 x 8,192 tokens",
+        },
+        {"key": "engine.dtype", "value": "bfloat16", "argv": [], "why": "stored in it", "evidence": "policy: exact-kv"},
+    ],
+    "not_carried": [{"what": "pictures", "why": "the model takes none"}],
+    "notes": ["no receipt of ours covers this profile"],
+}
+
+
+@dataclass
+class LiveSource:
+    """A `Source` of the tests: its facts can be set from outside while the page is open."""
+
+    log_path: Path
+    receipts_folder: Path
+    url: str = "http://127.0.0.1:8000/v1"
+    started: float = field(default_factory=time.time)
+    current: Status = field(
+        default_factory=lambda: Status(State.READY, time.time(), "the engine answered with a token")
+    )
+    plan_data: Mapping[str, Any] = field(default_factory=lambda: PLAN)
+    findings: Sequence[Finding] = ()
+    in_flight: int = 5
+    waiting: int = 0
+    cap: int = 24
+    too_many: int = 0
+    born: float = field(default_factory=time.time)
+    engine_answers: bool = True
+
+    def status(self) -> Status:
+        return self.current
+
+    def metrics(self) -> str | None:
+        if not self.engine_answers:
+            return None
+        return run_on(time.time() - self.born, self.born, self.in_flight, self.waiting, self.cap, self.too_many)
+
+    def plan(self) -> Mapping[str, Any]:
+        return self.plan_data
+
+    def doctor(self) -> Sequence[Finding]:
+        return self.findings
+
+    def restart(self) -> None:
+        """The engine's process is another one from here on: its counters begin anew."""
+        self.born = time.time()
+
+
+def main(port: int) -> None:
+    """Serve the page with a busy day's numbers until interrupted."""
+    import socket
+
+    import uvicorn
+
+    from slimserve.operator.app import server_config
+
+    source = LiveSource(HERE / "metrics.txt", HERE)
+    server = uvicorn.Server(server_config(source))
+    listener = socket.create_server(("127.0.0.1", port))
+    print(f"http://127.0.0.1:{port}", file=sys.stderr)
+    asyncio.run(server.serve(sockets=[listener]))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
