@@ -22,7 +22,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from slimserve.admission.rejection import Rejected
@@ -140,13 +140,20 @@ class Keyring:
     Args:
         keys_file: the file, read again as it changes; None: there is none.
         hashes: name -> 64 hex digits of keys that are not in the file.
+        origins: of the web pages that may call where no key is asked for.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, keys_file: Path | None, hashes: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+        self,
+        keys_file: Path | None,
+        hashes: Mapping[str, str],
+        *,
+        origins: Iterable[str] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.required = keys_file is not None or bool(hashes)
+        self._origins = frozenset(origin.encode() for origin in origins)
         self._file = keys_file
         self._fixed = [(name, hashed.encode()) for name, hashed in hashes.items()]
         self._keys = self._fixed
@@ -163,9 +170,11 @@ class Keyring:
             headers: names in lower case, as ASGI has them.
 
         Raises:
-            Rejected: 401, there is no key or not one that counts.
+            Rejected: 401, there is no key or not one that counts; 403, no key is asked for, and a web page calls that
+                was not named.
         """
         if not self.required:
+            self._refuse_strange_pages(headers)
             return None
         presented = hashlib.sha256(_presented(headers)).hexdigest().encode()
         found = None
@@ -175,6 +184,19 @@ class Keyring:
         if found is None:
             raise _unauthorized("the API key is not known here: it was mistyped, removed or never added")
         return found
+
+    def _refuse_strange_pages(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Hold off the pages that somebody on this machine happens to open.
+
+        A browser keeps them from reading what another site answers, but not when their own name is made to resolve to
+        this machine; then nothing but `Origin`, which programs do not send, tells them from those who belong here.
+        """
+        if any(name == b"origin" and value not in self._origins for name, value in headers):
+            message = (
+                "web pages may not call this endpoint, which asks for no key, unless its operator named their origin"
+                " with --origin; or add a key with --add-key"
+            )
+            raise Rejected(403, message, code="origin_not_allowed")
 
     def _current(self) -> list[tuple[str, bytes]]:
         if self._file is None or self._clock() < self._due:

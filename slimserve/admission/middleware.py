@@ -90,7 +90,8 @@ class Admission:
         self.slots = Slots(config.max_in_flight, config.fair_share, config.queue_length, config.queue_seconds)
         self.accepting = config.listen_fd is None
         self._app = app
-        self._keyring = Keyring(Path(config.keys_file) if config.keys_file else None, config.key_hashes)
+        keys_file = Path(config.keys_file) if config.keys_file else None
+        self._keyring = Keyring(keys_file, config.key_hashes, origins=config.origins)
         self._metrics = shared()
         self._metrics.show(self.slots, ENGINE)
         self._listener: Listener | None = None

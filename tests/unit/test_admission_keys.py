@@ -5,20 +5,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import stat
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimserve import keys_command, paths
-from slimserve.admission.keys import Keyring, digest, is_usable, load
+from slimserve.admission.keys import Keyring, digest, load
 from slimserve.admission.rejection import Rejected
-from slimserve.errors import Refused, UsageError
+from slimserve.errors import Refused
 
 ROOT = Path(__file__).resolve().parents[2]
 ALICE, BOB = "sk-slim-alice", "sk-slim-bob"
@@ -198,7 +193,7 @@ def test_all_hashes_are_compared(file: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_keys_come_and_go_without_a_restart(file: Path) -> None:
     clock = Clock()
-    ring = Keyring(file, {}, clock)
+    ring = Keyring(file, {}, clock=clock)
     write(file, line("bob", BOB) + line("carol", "sk-carol"))
     assert admits(ring, ALICE)  # looked at no more than once a second
     clock.now += 1
@@ -208,7 +203,7 @@ def test_keys_come_and_go_without_a_restart(file: Path) -> None:
 
 def test_a_change_that_keeps_size_and_time_is_seen(file: Path) -> None:
     clock = Clock()
-    ring = Keyring(file, {}, clock)
+    ring = Keyring(file, {}, clock=clock)
     before = file.stat()
     write(file, line("alice", "sk-other") + line("bob", BOB))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -219,7 +214,7 @@ def test_a_change_that_keeps_size_and_time_is_seen(file: Path) -> None:
 
 def test_an_emptied_file_admits_nobody(file: Path) -> None:
     clock = Clock()
-    ring = Keyring(file, {}, clock)
+    ring = Keyring(file, {}, clock=clock)
     write(file, "")
     clock.now += 1
     assert ring.required
@@ -231,7 +226,7 @@ def test_a_file_that_goes_wrong_keeps_the_last_good_keys_and_is_logged_once(
     file: Path, caplog: pytest.LogCaptureFixture, harm: str
 ) -> None:
     clock = Clock()
-    ring = Keyring(file, {}, clock)
+    ring = Keyring(file, {}, clock=clock)
     text = file.read_text()
     if harm == "gone":
         file.unlink()
@@ -263,186 +258,10 @@ def test_a_door_that_starts_beside_a_wrong_file_admits_nobody_until_it_is_mended
 ) -> None:
     clock = Clock()
     file.chmod(0o644)
-    ring = Keyring(file, {"environment": digest("sk-env")}, clock)
+    ring = Keyring(file, {"environment": digest("sk-env")}, clock=clock)
     assert "is open to other users" in caplog.text
     assert not admits(ring, ALICE)
     assert admits(ring, "sk-env")
     file.chmod(0o600)
     clock.now += 1
     assert admits(ring, ALICE)
-
-
-# The commands.
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
-
-
-def slimserve(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "slimserve", *arguments], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def test_where_the_file_lies(tmp_path: Path) -> None:
-    assert paths.keys_file({"HOME": "/home/a"}) == Path("/home/a/.config/slimserve/keys")
-    assert paths.keys_file({"HOME": "/home/a", "XDG_CONFIG_HOME": "/xdg"}) == Path("/xdg/slimserve/keys")
-    assert paths.keys_file({"SLIMSERVE_KEYS": str(tmp_path / "k")}) == tmp_path / "k"
-
-
-def test_a_key_is_printed_once_and_kept_as_a_hash(environment: dict[str, str]) -> None:
-    done = slimserve(environment, "--add-key", "alice")
-    key = done.stdout.removesuffix("\n")
-    assert key.startswith("sk-slim-")
-    assert len(key) == len("sk-slim-") + 43
-    assert is_usable(key)
-    file = paths.keys_file(environment)
-    assert f"alice is added to {file}" in done.stderr
-    assert load(file) == {"alice": digest(key)}
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    listed = slimserve(environment, "--list-keys")
-    assert listed.stdout == f"{digest(key)[:8]}  alice\n"
-    assert all(key not in path.read_text() for path in file.parent.iterdir())
-    assert key not in listed.stdout + listed.stderr + done.stderr
-
-
-def test_adding_keeps_what_is_there(environment: dict[str, str], tmp_path: Path) -> None:
-    file = write(tmp_path / "real", f"# ours\n{line('alice', ALICE).strip()}")  # no line feed at its end
-    (tmp_path / "link").symlink_to(file)
-    environment["SLIMSERVE_KEYS"] = str(tmp_path / "link")
-    key = slimserve(environment, "--add-key", "bob").stdout.strip()
-    assert file.read_text().startswith(f"# ours\n{line('alice', ALICE)}bob sha256:{digest(key)}  # added ")
-    assert (tmp_path / "link").is_symlink()
-
-
-def test_two_at_once_lose_nothing(environment: dict[str, str]) -> None:
-    names = [f"key-{number}" for number in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        keys = list(pool.map(lambda name: slimserve(environment, "--add-key", name).stdout.strip(), names))
-    added = {name: digest(key) for name, key in zip(names, keys, strict=True)}
-    assert load(paths.keys_file(environment)) == added
-    assert not list(paths.keys_file(environment).parent.glob(".keys.*"))
-
-
-def test_removing_takes_one_and_says_when_it_was_the_last(environment: dict[str, str]) -> None:
-    file = paths.keys_file(environment)
-    file.parent.mkdir(parents=True)
-    write(file, f"# ours\n{line('alice', ALICE)}{line('alice-2', BOB)}")
-    assert "no key is left" not in slimserve(environment, "--remove-key", "alice").stderr
-    assert file.read_text() == f"# ours\n{line('alice-2', BOB)}"
-    unknown = slimserve(environment, "--remove-key", "alice2")
-    assert unknown.returncode == 2
-    assert "did you mean alice-2?" in unknown.stderr
-    assert "no key is left: nobody is admitted" in slimserve(environment, "--remove-key", "alice-2").stderr
-    assert file.read_text() == "# ours\n"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "says"),
-    [
-        (["--add-key", ""], 2, "is no name"),
-        (["--add-key", "Alice"], 2, "is no name"),
-        (["--add-key", "environment"], 2, "no key may be named environment"),
-        (["--remove-key", "alice"], 2, "there is no key named alice"),
-        (["--add-key", "alice", "--list-keys"], 2, "not allowed with"),
-        (["smollm2-135m-bf16-cpu", "--add-key", "alice"], 2, "--add-key takes no profile"),
-        (["--add-key", "alice", "--port", "9"], 2, "--port says nothing to --add-key"),
-        (["smollm2-135m-bf16-cpu", "-p", "x", "--host", "0.0.0.0"], 3, "--host 0.0.0.0 is not loopback"),
-        (["smollm2-135m-bf16-cpu", "-p", "x", "--origin", "http://a"], 2, "--origin says nothing to a chat"),
-        (["smollm2-135m-bf16-cpu", "--serve", "--origin", "*"], 2, "--origin * is not the origin of a page"),
-    ],
-)
-def test_wrong_uses(environment: dict[str, str], arguments: list[str], status: int, says: str) -> None:
-    done = slimserve(environment, *arguments)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert says in done.stderr
-    assert not paths.keys_file(environment).exists()
-
-
-def test_a_place_that_cannot_be_written_is_named(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "nowhere").symlink_to(tmp_path / "missing" / "keys")
-    write(tmp_path / "a-file", "")
-    for place in (tmp_path / "nowhere", tmp_path / "a-file" / "keys"):
-        done = slimserve({**environment, "SLIMSERVE_KEYS": str(place)}, "--add-key", "alice")
-        assert (done.returncode, done.stdout) == (3, "")
-        assert f"the keys file {place} cannot be written" in done.stderr
-
-
-def test_a_wrong_file_is_not_written_over(environment: dict[str, str], tmp_path: Path) -> None:
-    file = write(tmp_path / "keys", "garbage\n")
-    done = slimserve({**environment, "SLIMSERVE_KEYS": str(file)}, "--add-key", "alice")
-    assert (done.returncode, done.stdout) == (3, "")
-    assert f"{file}:1: the line holds no key" in done.stderr
-    assert file.read_text() == "garbage\n"
-
-
-def test_the_commands_import_nothing_that_costs(environment: dict[str, str]) -> None:
-    code = (
-        "import sys\nfrom slimserve.cli import main\nmain(['--add-key', 'a']); main(['--list-keys'])\n"
-        "sys.exit(str({'torch', 'vllm', 'starlette', 'uvicorn', 'httpx', 'numpy'} & set(sys.modules) or ''))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    assert "{" not in done.stderr
-
-
-# What a launch makes of them.
-
-
-def test_what_a_launch_asks_for(environment: dict[str, str], tmp_path: Path) -> None:
-    settings = keys_command.key_settings
-    file = write(tmp_path / "keys", line("alice", ALICE))
-    with_key = {**environment, "SLIMSERVE_API_KEY": "sk-env"}
-    with_file = {**environment, "SLIMSERVE_KEYS": str(file)}
-    assert settings(environment, "127.0.0.1") == (None, {})
-    assert settings({**environment, "SLIMSERVE_API_KEY": ""}, "::1") == (None, {})
-    assert settings(with_key, "127.0.0.1") == (None, {"environment": digest("sk-env")})
-    assert settings(with_key, "0.0.0.0") == (None, {"environment": digest("sk-env")})
-    assert settings(with_file, "::") == (file, {})
-    assert settings(with_file | with_key | {"SLIMSERVE_KEYS": str(file)}, "::")[0] == file
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "0", "fe80::1", "2001:db8::1"])
-def test_beyond_loopback_takes_a_key(environment: dict[str, str], tmp_path: Path, host: str) -> None:  # C9
-    for more in ({}, {"SLIMSERVE_KEYS": str(write(tmp_path / "empty", "# nobody\n"))}):
-        with pytest.raises(Refused, match=r"is not loopback, and there is no key(.|\n)*--add-key"):
-            keys_command.key_settings(environment | more, host)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "127.1"])
-def test_loopback_takes_none(environment: dict[str, str], host: str) -> None:
-    assert keys_command.key_settings(environment, host) == (None, {})
-
-
-def test_a_host_without_an_address_is_refused(environment: dict[str, str]) -> None:
-    for host in ("nowhere.invalid", "a" * 300, "1.2.3.4.5"):
-        with pytest.raises(Refused, match="has no address"):
-            keys_command.key_settings(environment, host)
-
-
-def test_a_file_that_was_named_has_to_be_there(environment: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="cannot be read"):
-        keys_command.key_settings({**environment, "SLIMSERVE_KEYS": str(tmp_path / "none")}, "127.0.0.1")
-    default = paths.keys_file(environment)
-    default.parent.mkdir(parents=True)
-    default.symlink_to(tmp_path / "none")
-    with pytest.raises(Refused, match="cannot be read"):
-        keys_command.key_settings(environment, "127.0.0.1")
-
-
-def test_a_user_without_a_home_has_no_default_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_001)
-    assert keys_command.key_settings({}, "127.0.0.1") == (None, {})
-
-
-@pytest.mark.parametrize("key", [" ", "secret words", "line\nbreak", "\u00fcber", "a" * 513, "\x7f", "\udcff"])
-def test_a_key_of_the_environment_that_cannot_travel_is_refused(key: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        keys_command.key_settings({"SLIMSERVE_API_KEY": key}, "127.0.0.1")
-    assert "SLIMSERVE_API_KEY is not a usable key" in str(caught.value)
-    assert not key.strip() or key not in str(caught.value)

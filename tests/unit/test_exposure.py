@@ -1,0 +1,119 @@
+"""What a launch asks of whom: keys, hosts, origins."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from slimserve import keys_command, paths
+from slimserve.admission.keys import digest
+from slimserve.errors import Refused, UsageError
+from slimserve.exposure import check_origins
+
+ROOT = Path(__file__).resolve().parents[2]
+ALICE, BOB = "sk-slim-alice", "sk-slim-bob"
+
+
+def line(name: str, key: str) -> str:
+    return f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}\n"
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path)}
+
+
+def test_what_a_launch_asks_for(environment: dict[str, str], tmp_path: Path) -> None:
+    settings = keys_command.key_settings
+    file = write(tmp_path / "keys", line("alice", ALICE))
+    with_key = {**environment, "SLIMSERVE_API_KEY": "sk-env"}
+    with_file = {**environment, "SLIMSERVE_KEYS": str(file)}
+    assert settings(environment, "127.0.0.1") == (None, {})
+    assert settings({**environment, "SLIMSERVE_API_KEY": ""}, "::1") == (None, {})
+    assert settings(with_key, "127.0.0.1") == (None, {"environment": digest("sk-env")})
+    assert settings(with_key, "0.0.0.0") == (None, {"environment": digest("sk-env")})
+    assert settings(with_file, "::") == (file, {})
+    assert settings(with_file | with_key | {"SLIMSERVE_KEYS": str(file)}, "::")[0] == file
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "0", "fe80::1", "2001:db8::1"])
+def test_beyond_loopback_takes_a_key(environment: dict[str, str], tmp_path: Path, host: str) -> None:  # C9
+    for more in ({}, {"SLIMSERVE_KEYS": str(write(tmp_path / "empty", "# nobody\n"))}):
+        with pytest.raises(Refused, match=r"is not loopback, and there is no key(.|\n)*--add-key"):
+            keys_command.key_settings(environment | more, host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "127.1"])
+def test_loopback_takes_none(environment: dict[str, str], host: str) -> None:
+    assert keys_command.key_settings(environment, host) == (None, {})
+
+
+def test_a_host_without_an_address_is_refused(environment: dict[str, str]) -> None:
+    for host in ("nowhere.invalid", "a" * 300, "1.2.3.4.5"):
+        with pytest.raises(Refused, match="has no address"):
+            keys_command.key_settings(environment, host)
+
+
+def test_a_file_that_was_named_has_to_be_there(environment: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="cannot be read"):
+        keys_command.key_settings({**environment, "SLIMSERVE_KEYS": str(tmp_path / "none")}, "127.0.0.1")
+    default = paths.keys_file(environment)
+    default.parent.mkdir(parents=True)
+    default.symlink_to(tmp_path / "none")
+    with pytest.raises(Refused, match="cannot be read"):
+        keys_command.key_settings(environment, "127.0.0.1")
+
+
+def test_a_user_without_a_home_has_no_default_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_001)
+    assert keys_command.key_settings({}, "127.0.0.1") == (None, {})
+
+
+@pytest.mark.parametrize("key", [" ", "secret words", "line\nbreak", "\u00fcber", "a" * 513, "\x7f", "\udcff"])
+def test_a_key_of_the_environment_that_cannot_travel_is_refused(key: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        keys_command.key_settings({"SLIMSERVE_API_KEY": key}, "127.0.0.1")
+    assert "SLIMSERVE_API_KEY is not a usable key" in str(caught.value)
+    assert not key.strip() or key not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://localhost:3000", "https://chat.example.org", "http://[::1]:8080", "app://obsidian.md", "http://10.0.0.1"],
+)
+def test_origins_as_browsers_send_them(origin: str) -> None:
+    assert check_origins([origin, origin]) == (origin,)
+
+
+@pytest.mark.parametrize(
+    ("origin", "says"),
+    [
+        ("*", "it would let every page in"),
+        ("null", "browsers send scheme://host"),
+        ("", "browsers send scheme://host"),
+        ("example.org", "browsers send scheme://host"),
+        ("https://*.example.org", "browsers send scheme://host"),
+        ("https://example.org/", "browsers send scheme://host"),
+        ("https://Example.org", "browsers send scheme://host"),
+        ("https://me@example.org", "browsers send scheme://host"),
+        ("https://example.org:99999", "browsers send scheme://host"),
+        ("https://example.org\n", "browsers send scheme://host"),
+        ("https://\u00fcber.example", "browsers send scheme://host"),
+        ("https://example.org:443", "do:  give https://example.org"),
+        ("http://example.org:80", "do:  give http://example.org"),
+    ],
+)
+def test_what_no_browser_sends_is_refused(origin: str, says: str) -> None:  # C9
+    with pytest.raises(UsageError) as caught:
+        check_origins(["https://fine.example", origin])
+    assert says in str(caught.value)
+    assert len(caught.value.findings) == 1
