@@ -1,8 +1,11 @@
 """Answers that are nothing but a thought: the token budget was used up before the answer began.
 
-Such an answer looks like a failure without a reason (content null), so the door says what happened. Streams are read
-line by line with searches for a few byte patterns: inside a JSON text every quote is escaped, so a pattern that begins
-with one matches a key of the engine's own and never a word of the model's.
+A thinking model whose answer is cut off by its length before the first word has spent it all on thinking, whether the
+thought is shown, left out by request, or never closed. Such an answer looks like a failure without a reason (content
+null), so the door says what happened.
+
+Streams are read line by line with searches for a few byte patterns: inside a JSON text every quote is escaped, so a
+pattern that begins with one matches a key of the engine's own and never a word of the model's.
 """
 
 from __future__ import annotations
@@ -22,11 +25,8 @@ MAX_KEPT_BYTES = 16 << 20
 _WORDS = rb'"(?:\\[nrt]| )*(?:[^"\\ ]|\\[^nrt])'
 _CHOICE = re.compile(rb'"choices":\[\{"index":(\d+)')
 _CHAT_ANSWER = re.compile(rb'"content":' + _WORDS + rb'|"tool_calls":\[\{|"function_call":\{')
-_CHAT_THOUGHT = re.compile(rb'"reasoning(?:_content)?":' + _WORDS)
 _CHAT_CUT = b'"finish_reason":"length"'
-_COUNTED_THOUGHT = re.compile(rb'"reasoning_tokens":[1-9]')
 _ANTHROPIC_ANSWER = re.compile(rb'"type":"text_delta","text":' + _WORDS + rb'|"content_block":\{"type":"tool_use"')
-_ANTHROPIC_THOUGHT = b'"delta":{"type":"thinking_delta"'
 _ANTHROPIC_CUT = b'"stop_reason":"max_tokens"'
 _RESPONSES_ENDS = (b"event: response.completed", b"event: response.incomplete")
 
@@ -35,18 +35,17 @@ _RESPONSES_ENDS = (b"event: response.completed", b"event: response.incomplete")
 class Answer:
     """What was seen of one answer."""
 
-    thought: bool = False
     answered: bool = False
     cut: bool = False
 
     @property
     def exhausted(self) -> bool:
-        """Whether it is a thought that was cut short, and nothing else."""
-        return self.cut and self.thought and not self.answered
+        """Whether it was cut short before its first word."""
+        return self.cut and not self.answered
 
 
 class Watch:
-    """One answer of the engine as it passes by.
+    """One answer of a thinking model as it passes by.
 
     Args:
         dialect: its form.
@@ -60,7 +59,7 @@ class Watch:
         self._count = count
         self._kept = bytearray()
         self._seen: dict[bytes, Answer] = {}
-        self._whole: bool | None = None
+        self._whole = False
         self._final = False
         # Completions have no field for a thought.
         self._settled = dialect is Dialect.COMPLETIONS
@@ -76,14 +75,15 @@ class Watch:
             *lines, rest = self._kept.split(b"\n")
             self._kept = rest
             for line in lines:
-                self._read(bytes(line))
+                if not self._settled:
+                    self._read(bytes(line))
 
     @property
     def exhausted(self) -> bool:
-        """Whether some answer so far is a thought that was cut short, without a word or a tool call after it."""
-        if not self._streamed and self._whole is None:
-            self._whole = not self._settled and _exhausted(self._dialect, bytes(self._kept))
-        return bool(self._whole) or any(answer.exhausted for answer in self._seen.values())
+        """Whether some answer so far was cut short, without a word or a tool call."""
+        if not self._streamed:
+            return not self._settled and _exhausted(self._dialect, bytes(self._kept))
+        return self._whole or any(answer.exhausted for answer in self._seen.values())
 
     def _settle(self) -> None:
         self._settled = True
@@ -94,17 +94,12 @@ class Watch:
             self._read_response(line)
         elif line.startswith(b"data: {"):
             if self._dialect is Dialect.ANTHROPIC:
-                self._note(b"", _ANTHROPIC_THOUGHT in line, _ANTHROPIC_ANSWER.search(line), _ANTHROPIC_CUT in line)
+                self._note(b"", _ANTHROPIC_ANSWER.search(line), _ANTHROPIC_CUT in line)
             elif choice := _CHOICE.search(line):
-                self._note(choice[1], _CHAT_THOUGHT.search(line), _CHAT_ANSWER.search(line), _CHAT_CUT in line)
-            elif _COUNTED_THOUGHT.search(line):
-                # Reasoning that the client did not want to see is only counted, at the end.
-                for answer in self._seen.values():
-                    answer.thought = True
+                self._note(choice[1], _CHAT_ANSWER.search(line), _CHAT_CUT in line)
 
-    def _note(self, index: bytes, thought: object, answered: object, cut: bool) -> None:
+    def _note(self, index: bytes, answered: object, cut: bool) -> None:
         answer = self._seen.setdefault(index, Answer())
-        answer.thought |= bool(thought)
         answer.cut |= cut
         if answered and not answer.answered:
             answer.answered = True
@@ -134,18 +129,14 @@ def _exhausted(dialect: Dialect, body: bytes, inside: str | None = None) -> bool
 
 
 def _chat(whole: dict[str, Any]) -> Iterator[Answer]:
-    details = (whole.get("usage") or {}).get("completion_tokens_details") or {}
-    counted = bool(details.get("reasoning_tokens"))
     for choice in whole.get("choices") or []:
         message = choice.get("message") or {}
-        thought = _words(message.get("reasoning")) or _words(message.get("reasoning_content")) or counted
         answered = _words(message.get("content")) or message.get("tool_calls") or message.get("function_call")
-        yield Answer(thought, bool(answered), choice.get("finish_reason") == "length")
+        yield Answer(bool(answered), choice.get("finish_reason") == "length")
 
 
 def _response(whole: dict[str, Any]) -> Iterator[Answer]:
     items = [item for item in whole.get("output") or [] if isinstance(item, dict)]
-    thoughts = [item for item in items if item.get("type") == "reasoning"]
     answers = [item for item in items if item.get("type") not in ("reasoning", "message")] + [
         part
         for item in items
@@ -153,16 +144,13 @@ def _response(whole: dict[str, Any]) -> Iterator[Answer]:
         for part in item.get("content") or []
         if _words(part.get("text")) or _words(part.get("refusal"))
     ]
-    usage = (whole.get("usage") or {}).get("output_tokens_details") or {}
-    thought = bool(thoughts) or bool(usage.get("reasoning_tokens"))
-    yield Answer(thought, bool(answers), whole.get("status") == "incomplete")
+    yield Answer(bool(answers), whole.get("status") == "incomplete")
 
 
 def _message(whole: dict[str, Any]) -> Iterator[Answer]:
     blocks = [block for block in whole.get("content") or [] if isinstance(block, dict)]
-    thought = any(block.get("type") in ("thinking", "redacted_thinking") for block in blocks)
     answered = any(block.get("type") == "tool_use" or _words(block.get("text")) for block in blocks)
-    yield Answer(thought, answered, whole.get("stop_reason") == "max_tokens")
+    yield Answer(answered, whole.get("stop_reason") == "max_tokens")
 
 
 def _words(text: object) -> bool:

@@ -13,7 +13,7 @@ class Note(StrEnum):
     THINKING_KEPT = "thinking_kept"
     """a switch that turns thinking off was removed"""
     EFFORT_MAPPED = "effort_mapped"
-    """the word for the effort was replaced by one that the template knows"""
+    """the effort was put into a word that the template knows, or where the engine reads it"""
 
     @property
     def text(self) -> str:
@@ -24,5 +24,5 @@ class Note(StrEnum):
 _TEXTS = {
     Note.GREEDY_REPLACED: "greedy sampling replaced by the model's own defaults",
     Note.THINKING_KEPT: "thinking stays on; lower reasoning_effort for less of it",
-    Note.EFFORT_MAPPED: "reasoning_effort mapped to a word that the model's template knows",
+    Note.EFFORT_MAPPED: "reasoning_effort passed on as the model's template knows it",
 }

@@ -55,6 +55,7 @@ RANGES: Mapping[str, Range] = {
     # The engine coerces or overflows elsewhere in its processes, instead of answering.
     "seed": Range(-(1 << 63), (1 << 63) - 1, whole=True),
     "min_tokens": Range(0, MAX_INTEGER, whole=True),
+    "stream_interval": Range(1, MAX_INTEGER, whole=True),
     "thinking_token_budget": Range(-1, MAX_INTEGER, whole=True),
 }
 

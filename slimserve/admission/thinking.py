@@ -77,13 +77,15 @@ def always_thinking(dialect: Dialect, body: dict[str, Any], config: Config) -> t
     _check_continuation(dialect, body)
     place, word = _effort(dialect, body, config)
     meaning = config.efforts.get(word, word) if word is not None else None
-    if not off and (word == meaning and place in (None, _OWN[dialect], (_KWARGS, "reasoning_effort"))):
+    read = (None, _OWN[dialect], (_KWARGS, "reasoning_effort"))
+    mapped = word != meaning or place not in read
+    if not off and not mapped:
         return body, ()
     changed = _without(body, [*off, *_EFFORTS])
     kwargs = {**(changed.get(_KWARGS) or {}), "enable_thinking": True}
     changed = {**changed, _KWARGS: kwargs if meaning is None else {**kwargs, "reasoning_effort": meaning}}
     kept = (Note.THINKING_KEPT,) if off else ()
-    return changed, (*kept, Note.EFFORT_MAPPED) if word != meaning else kept
+    return changed, (*kept, Note.EFFORT_MAPPED) if mapped else kept
 
 
 def _off(dialect: Dialect, body: dict[str, Any]) -> Iterator[Path]:
