@@ -1,0 +1,247 @@
+"""The operator's page over HTTP: a real uvicorn, a source whose numbers move."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from slimserve.engine.state import State, Status
+from slimserve.errors import Finding
+from slimserve.operator.app import FILES, HEADERS, LOG_LINES, STATIC
+from slimserve.operator.prometheus import parse
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "operator"))
+
+from live import LiveSource
+from serving import DEADLINE_SECONDS, page_of
+
+DATA = ("/status.json", "/history.json", "/profile.json", "/doctor.json", "/receipts.json", "/log", "/metrics")
+SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in STATIC.glob("*.js")}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> LiveSource:
+    return LiveSource(tmp_path / "engine.log", tmp_path / "receipts")
+
+
+@pytest.fixture
+def client(source: LiveSource) -> Iterator[httpx.Client]:
+    with page_of(source) as url, httpx.Client(base_url=url, timeout=DEADLINE_SECONDS) as client:
+        yield client
+
+
+def wait_for_point(client: httpx.Client, column: str) -> float:
+    """The newest known value of a column of the history."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        known = [value for value in client.get("/history.json").json()["columns"][column] if value is not None]
+        if known:
+            return float(known[-1])
+        time.sleep(0.05)
+    raise AssertionError(f"no {column} within {DEADLINE_SECONDS} s")
+
+
+def next_event(lines: Iterator[str]) -> dict[str, object]:
+    data = next(line for line in lines if line.startswith("data: "))
+    event: dict[str, object] = json.loads(data.removeprefix("data: "))
+    return event
+
+
+def test_every_route_answers_with_the_headers_that_keep_others_out(client: httpx.Client) -> None:
+    for path in (*FILES, *DATA, "/no-such-page"):
+        answer = client.get(path)
+        assert answer.status_code == (404 if path == "/no-such-page" else 200), path
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        assert "set-cookie" not in answer.headers
+        assert "server" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8001", "127.0.0.1.evil.example", "10.0.0.1", "", "localhost."]
+)
+def test_a_name_that_is_not_loopback_is_refused(client: httpx.Client, host: str) -> None:
+    for path in (*FILES, *DATA, "/events"):
+        answer = client.get(path, headers={"Host": host})
+        assert answer.status_code == 400, path
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:9000", "127.0.0.1:8001", "[::1]", "[::1]:8001", "LOCALHOST"])
+def test_the_names_of_loopback_are_answered_at_any_port(client: httpx.Client, host: str) -> None:
+    assert client.get("/status.json", headers={"Host": host}).status_code == 200
+
+
+def test_nothing_can_be_done_here(client: httpx.Client) -> None:
+    for path in (*FILES, *DATA, "/events"):
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            assert client.request(method, path).status_code == 405, (method, path)
+
+
+def test_the_status_says_where_the_endpoint_stands(client: httpx.Client, source: LiveSource) -> None:
+    source.current = Status(State.FAILED, 12.5, "three crashes in a row", 600.0, 3, ("<b>out of memory</b>",))
+    data = client.get("/status.json").json()
+    assert data["status"] == source.current.to_json()
+    assert data["url"] == source.url
+    assert data["started"] == source.started
+
+
+def test_history_moves(client: httpx.Client) -> None:
+    assert wait_for_point(client, "generated_per_s") > 0
+    assert wait_for_point(client, "cap") == 24
+    assert client.get("/status.json").json()["point"]["state"] == "ready"
+
+
+def test_a_change_of_state_is_pushed(client: httpx.Client, source: LiveSource) -> None:
+    with client.stream("GET", "/events") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = stream.iter_lines()
+        assert next_event(lines)["status"]["state"] == "ready"  # type: ignore[index]
+        source.current = Status(State.RESTARTING, time.time(), "the engine was killed by SIGKILL", None, 1)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while time.monotonic() < deadline:
+            status = next_event(lines)["status"]
+            if status == source.current.to_json():
+                return
+    raise AssertionError("the change never came")
+
+
+def test_the_server_ends_with_a_page_open(source: LiveSource) -> None:
+    with page_of(source) as url, httpx.Client(base_url=url, timeout=DEADLINE_SECONDS) as client:
+        stream = client.stream("GET", "/events")
+        next_event(stream.__enter__().iter_lines())
+    # page_of asserts that it ended
+
+
+def test_metrics_of_engine_and_appliance_are_one_text(client: httpx.Client, source: LiveSource) -> None:
+    source.current = Status(State.READY, 100.0, "ready", None, 2)
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    reading = parse(answer.text, 1.0)
+    assert reading.total("vllm:generation_tokens_total") is not None
+    assert reading.total("slimserve_state", {"state": "ready"}) == 1.0
+    assert reading.total("slimserve_state") == 1.0
+    assert len(list(reading.values("slimserve_state"))) == len(State)
+    assert reading.total("slimserve_engine_restarts_total") == 2.0
+    assert reading.total("slimserve_state_since_seconds") == 100.0
+    assert reading.total("slimserve_engine_answers") == 1.0
+    families = re.findall(r"^# TYPE (\S+)", answer.text, flags=re.MULTILINE)
+    assert len(families) == len(set(families))
+
+
+def test_metrics_without_an_engine_are_the_appliances_own(client: httpx.Client, source: LiveSource) -> None:
+    source.engine_answers = False
+    reading = parse(client.get("/metrics").text, 1.0)
+    assert reading.total("slimserve_engine_answers") == 0.0
+    assert {name.partition("_")[0] for name in reading.samples} == {"slimserve"}
+
+
+def test_an_engine_whose_metrics_cannot_be_read_costs_the_numbers_alone(
+    client: httpx.Client, source: LiveSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LiveSource, "metrics", lambda self: "<html>")
+    before = len(client.get("/history.json").json()["columns"]["time"])
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        columns = client.get("/history.json").json()["columns"]
+        if len(columns["time"]) > before + 2:
+            break
+        assert time.monotonic() < deadline
+    assert columns["in_flight"][-1] is None
+
+
+def test_the_log_is_its_end_without_what_could_steer(client: httpx.Client, source: LiveSource) -> None:
+    assert client.get("/log").text == ""
+    lines = [f"line {number}" for number in range(2000)]
+    source.log_path.write_bytes("\n".join(lines).encode() + b"\n\x1b]0;title\x07\xff\xfe<script>\n")
+    answer = client.get("/log")
+    assert answer.headers["content-type"].startswith("text/plain")
+    shown = answer.text.splitlines()
+    assert len(shown) == LOG_LINES
+    assert shown[-2] == "line 1999"
+    assert shown[-1].endswith("<script>")
+    assert "\x1b" not in answer.text
+
+
+def test_a_log_that_cannot_be_read_is_named(client: httpx.Client, source: LiveSource) -> None:
+    source.log_path.mkdir()
+    answer = client.get("/log")
+    assert answer.status_code == 503
+    assert str(source.log_path) in answer.text
+
+
+def test_the_doctor_is_not_asked_for_every_page(
+    client: httpx.Client, source: LiveSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    finding = Finding("the fact", "the reason", "the remedy")
+    monkeypatch.setattr(LiveSource, "doctor", lambda self: asked.append(1) or [finding])
+    first, second = client.get("/doctor.json").json(), client.get("/doctor.json").json()
+    assert first == second
+    assert first["findings"] == [finding.to_json()]
+    assert asked == [1]
+
+
+def test_receipts_are_those_of_the_profile_and_broken_ones_are_named(client: httpx.Client, source: LiveSource) -> None:
+    assert client.get("/receipts.json").json() == {"profile": "smollm2-135m-bf16-cpu", "receipts": []}
+    folder = source.receipts_folder
+    (folder / "deeper").mkdir(parents=True)
+    (folder / "mine.json").write_text(json.dumps({"profile": "smollm2-135m-bf16-cpu", "workload": "chat"}))
+    (folder / "deeper" / "mine-too.json").write_text(json.dumps({"profile": {"id": "smollm2-135m-bf16-cpu"}}))
+    (folder / "other.json").write_text(json.dumps({"profile": "another"}))
+    (folder / "broken.json").write_text("{")
+    (folder / "list.json").write_text("[]")
+    found = {one["file"]: one for one in client.get("/receipts.json").json()["receipts"]}
+    assert found.keys() == {"mine.json", "deeper/mine-too.json", "broken.json", "list.json"}
+    assert found["mine.json"]["workload"] == "chat"
+    assert found["list.json"]["problem"] == "no JSON object"
+    assert found["broken.json"]["problem"]
+
+
+def test_the_page_refers_to_nothing_but_itself() -> None:
+    for path in STATIC.iterdir():
+        text = path.read_text(encoding="utf-8")
+        addresses = re.findall(r"[a-z]+://[^\s\"'`)]+", text)
+        assert set(addresses) <= {"http://www.w3.org/2000/svg"}, path.name
+    assert {name for name, _ in FILES.values()} == {path.name for path in STATIC.iterdir()}
+
+
+def test_what_the_scripts_write_is_text_never_markup() -> None:
+    for name, text in SCRIPTS.items():
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text), (
+            name
+        )
+    page = (STATIC / "page.html").read_text(encoding="utf-8")
+    # The policy of the page forbids both, so that they would be dead letters.
+    assert not re.search(r"\son\w+=|\sstyle=|<style|<script(?![^>]*\ssrc=)", page)
+
+
+def test_every_element_that_the_script_names_is_in_the_page() -> None:
+    page = (STATIC / "page.html").read_text(encoding="utf-8")
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    named = set(re.findall(r'\b(?:at|put|big)\("([a-z0-9-]+)"', SCRIPTS["page.js"]))
+    assert len(named) > 20
+    assert named <= set(ids)
+    labels = set(re.findall(r'aria-labelledby="([^"]+)"', page))
+    assert labels <= set(ids)
+
+
+def test_the_charts_name_columns_that_the_history_has(client: httpx.Client) -> None:
+    columns = client.get("/history.json").json()["columns"]
+    named = set(re.findall(r'key: "(\w+)"', SCRIPTS["page.js"]))
+    assert len(named) > 8
+    assert named <= columns.keys()
+
+
+def test_the_protocol_costs_nothing_to_import() -> None:
+    costly = ("starlette", "uvicorn", "prometheus_client")
+    code = f"import sys, slimserve.operator.source; print([name for name in {costly} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
