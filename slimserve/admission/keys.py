@@ -2,7 +2,7 @@
 
 The file has one key a line, `NAME sha256:HEX`, and comments behind `#`:
 
-    alice sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08  # her laptop
+    alice sha256:<64 lower-case hex digits>  # her laptop
 
 Only hashes are kept. Keys made by `--add-key` are 256 random bits, so nobody can find one from its hash by trying, and
 one round of SHA-256 serves as well as a slow password hash would; it also costs each request a microsecond only.
