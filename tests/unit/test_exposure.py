@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,3 +118,37 @@ def test_what_no_browser_sends_is_refused(origin: str, says: str) -> None:  # C9
         check_origins(["https://fine.example", origin])
     assert says in str(caught.value)
     assert len(caught.value.findings) == 1
+
+
+def test_a_chat_that_starts_its_endpoint_beside_a_keys_file_makes_itself_a_key(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slimserve import chat, run
+    from slimserve.session import open_session
+
+    seen: dict[str, Any] = {}
+
+    class Engine:
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def check(self) -> None: ...
+
+    def launch(session: Any, *arguments: object) -> Engine:
+        seen["hashes"] = keys_command.key_settings(session.environment, "127.0.0.1")[1]
+        return Engine()
+
+    def ask(endpoint: Any, *arguments: object, **options: object) -> int:
+        seen["key"] = endpoint.api_key
+        return 0
+
+    monkeypatch.setattr(run, "launch", launch)
+    monkeypatch.setattr(chat, "ask", ask)
+    monkeypatch.setattr(chat, "find", lambda endpoint: ("nobody", endpoint))
+    for file, made in ((None, False), (write(tmp_path / "keys", line("alice", ALICE)), True)):
+        variables = environment | ({} if file is None else {"SLIMSERVE_KEYS": str(file)})
+        session = open_session(variables, platform="cpu-x86-64")
+        assert run.chat(session, session.registry.default, "127.0.0.1", 8999, None, "hello") == 0
+        assert (seen["key"] is not None) == made
+        assert seen["hashes"] == ({"environment": digest(seen["key"])} if made else {})
