@@ -103,12 +103,16 @@ class Geometry:
     head_dim: Count
     vocab_size: Count
     max_position_embeddings: Annotated[int, Between(1, 1 << 24)]
+    tie_word_embeddings: bool | None = None
     intermediate_size: Count | None = None
+    full_attention_interval: Count | None = None
+    """every layer of this number is attention, the others are linear attention"""
     linear_num_key_heads: Heads | None = None
     linear_num_value_heads: Heads | None = None
     linear_key_head_dim: Count | None = None
     linear_value_head_dim: Count | None = None
     linear_conv_kernel_dim: Count | None = None
+    mamba_ssm_dtype: Literal["float32", "bfloat16"] | None = None
     num_experts: Count | None = None
     num_experts_per_tok: Count | None = None
     moe_intermediate_size: Count | None = None
@@ -120,9 +124,15 @@ class Geometry:
     indexer_head_dim: Count | None = None
     indexer_budget: Count | None = None
     indexer_compress_ratio: Count | None = None
+    ple_layer_ids: tuple[Count, ...] | None = None
+    """layers with an n-gram embedding, counted from 1"""
     ple_embed_dim: Count | None = None
+    ple_conv_kernel_size: Count | None = None
     ngram_size: Count | None = None
     heads_per_ngram: Count | None = None
+    ngram_vocab_size_base: Annotated[int, Between(1, 1 << 32)] | None = None
+    """each n-gram head has a prime number of rows, the first primes from here on"""
+    make_ngram_vocab_size_divisible_by: Count | None = None
     mtp_num_hidden_layers: Count | None = None
 
     def legal_tensor_parallel(self) -> tuple[int, ...]:
