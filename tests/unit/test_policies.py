@@ -60,6 +60,21 @@ BREAKS = [
         "automatic tool calling is not on",
     ),
     (
+        "tool-calling",
+        RACK,
+        "  reasoning_parser:\n    value: qwen3\n    why: thinking arrives apart from answers\n"
+        "    evidence: {policy: tool-calling}\n",
+        "",
+        "tool_call_parser = qwen3_xml with reasoning_parser = None",
+    ),  # C11
+    (
+        "tool-calling",
+        RACK,
+        "reasoning_parser:\n    value: qwen3",
+        "reasoning_parser:\n    value: deepseek_r1",
+        "tool_call_parser = qwen3_xml with reasoning_parser = deepseek_r1",
+    ),
+    (
         "thinking-on",
         RACK,
         "  reasoning_parser:",
