@@ -9,6 +9,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
-ACTIONS = ("serve", "plan", "fetch", "list", "doctor", "policies", "add_key", "remove_key", "list_keys")
+ACTIONS = ("serve", "plan", "fetch", "list", "doctor", "policies", "status", "add_key", "remove_key", "list_keys")
 ABOUT_A_PROFILE = ("serve", "plan", "fetch", "chat")
 # Which options say something to which actions; anywhere else they would be dropped in silence.
 FITS = {
@@ -33,9 +34,10 @@ FITS = {
     "host": ("serve", "plan", "chat"),
     "port": ("serve", "plan", "chat"),
     "origin": ("serve",),
+    "page_port": ("serve",),
     "on": ("plan", "list", "doctor"),
     "machine": ("plan", "list", "doctor"),
-    "json": ("plan", "list", "doctor", "policies", "list_keys"),
+    "json": ("plan", "list", "doctor", "policies", "status", "list_keys"),
 }
 
 
@@ -61,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     actions.add_argument("--list", action="store_true", help="every profile with its verdict on this machine")
     actions.add_argument("--doctor", action="store_true", help="what this machine has, what is wrong, how to mend it")
     actions.add_argument("--policies", action="store_true", help="the rules that hold for every profile")
+    actions.add_argument("--status", action="store_true", help="the endpoints that run here, and where they stand")
     actions.add_argument("--add-key", type=_key_name, metavar="NAME", help="make an API key and print it, this once")
     actions.add_argument("--remove-key", type=_key_name, metavar="NAME", help="take an API key away, at once")
     actions.add_argument("--list-keys", action="store_true", help="the names of the API keys")
@@ -70,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     place = result.add_argument_group("where")
     place.add_argument("--port", type=_port, metavar="N", help=f"TCP port on loopback (default {DEFAULT_PORT})")
     place.add_argument("--host", metavar="ADDRESS", help="address to listen on (default 127.0.0.1; others take a key)")
+    place.add_argument("--page-port", type=_page_port, metavar="N", help="of the operator page; 0: none (default 8001)")
     place.add_argument(
         "--origin", action="append", metavar="URL", help="origin of web pages that may call (repeatable)"
     )
@@ -140,6 +144,8 @@ def _run(args: argparse.Namespace) -> int:
     _check_usage(args)
     if args.policies:
         return _policies(args)
+    if args.status:
+        return _status(args)
     if args.add_key or args.remove_key or args.list_keys:
         return _keys(args)
     from slimserve.session import open_session
@@ -163,7 +169,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.fetch:
         return run.fetch(session, profile)
     if args.serve:
-        return run.serve(session, profile, args.host, args.port, args.origin)
+        return run.serve(session, profile, args.host, args.port, args.origin, args.page_port)
     return run.chat(session, profile, args.host, args.port, args.system, args.prompt)
 
 
@@ -180,7 +186,8 @@ def _check_usage(args: argparse.Namespace) -> None:
         option = _flag("prompt" if action == "chat" else action)
         raise UsageError(Finding(f"{option} needs a profile", "it acts on one", "see slimserve --list"))
     for option, actions in FITS.items():
-        if getattr(args, option) not in (None, False) and action not in actions:
+        value = getattr(args, option)
+        if value is not None and value is not False and action not in actions:
             goes = " or ".join(_flag(name) for name in actions)
             what = f"{_flag(option)} says nothing to {_flag(action)}"
             raise UsageError(Finding(what, f"it goes with {goes}", "leave it out"))
@@ -217,6 +224,10 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _page_port(text: str) -> int:
+    return 0 if text == "0" else _port(text)
+
+
 def _list(args: argparse.Namespace, session: Session) -> int:
     from slimserve import show
 
@@ -226,13 +237,15 @@ def _list(args: argparse.Namespace, session: Session) -> int:
 
 
 def _plan(args: argparse.Namespace, session: Session, profile: Profile) -> int:
-    from slimserve import show
-    from slimserve.engine import command
+    from slimserve import paths, show
+    from slimserve.engine import command, door
+    from slimserve.engine.record import control_path
 
     plan = session.plan(profile)
-    built = command.build(
-        plan, host=args.host, port=args.port, cache=session.cache, user_environment=session.environment
-    )
+    # The folder of a run is named by its start; what would run differs from what runs in nothing else.
+    control = control_path(paths.state_folder(session.environment) / "runs" / profile.id)
+    admission = door.configure(plan, control=control)
+    built = command.build(plan, admission, cache=session.cache, user_environment=session.environment)
     return _emit(args, show.plan_json(plan, built), lambda: show.plan_text(plan, built))
 
 
@@ -243,6 +256,13 @@ def _policies(args: argparse.Namespace) -> int:
     return _emit(
         args, data, lambda: "\n".join(f"{policy.id:<20} {policy.sentence} {policy.reason}" for policy in POLICIES)
     )
+
+
+def _status(args: argparse.Namespace) -> int:
+    from slimserve import status_command
+
+    data = status_command.look(os.environ)
+    return _emit(args, data, lambda: status_command.render(data, time.time()))
 
 
 def _keys(args: argparse.Namespace) -> int:

@@ -6,12 +6,15 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from slimserve import keys_command, paths, weights
-from slimserve.engine import command
-from slimserve.engine.supervisor import Launch, Supervisor
+from slimserve.engine import command, door
+from slimserve.engine.page import Page
+from slimserve.engine.record import control_path
+from slimserve.engine.supervisor import Cancelled, Launch, Progress, Supervisor
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
 from slimserve.keys_command import VARIABLE as KEY_VARIABLE
 from slimserve.plan import Plan, disk
@@ -27,27 +30,39 @@ def say(text: str) -> None:
         print(f"slimserve: {text}", file=sys.stderr, flush=True)
 
 
+def _nobody(done: int, total: int, name: str) -> None:
+    """Progress that only the terminal is told of."""
+
+
 def fetch(session: Session, profile: Profile) -> int:
     """Download and verify the weights of `profile`; what is damaged is fetched again."""
     subject = session.registry.subject(profile)
     on_disk = session.weights(subject)
     raise_if_any(Refused, list(disk(session.machine, on_disk)))
-    _fetch(session, subject, on_disk.folder)
-    _check(session, subject, on_disk.folder)
+    _fetch(session, subject, on_disk.folder, _nobody)
+    _check(session, subject, on_disk.folder, _nobody)
     say(f"{profile.id}: weights are complete in {on_disk.folder}")
     return 0
 
 
-def serve(session: Session, profile: Profile, host: str, port: int, origins: tuple[str, ...] | None = None) -> int:
+def serve(
+    session: Session,
+    profile: Profile,
+    host: str,
+    port: int,
+    origins: tuple[str, ...] | None = None,
+    page_port: int | None = None,
+) -> int:
     """Run the endpoint in the foreground until it is told to stop.
 
     Args:
         origins: of the web pages that may call it.
+        page_port: of the operator page; None: 8001, or another when that is taken; 0: no page.
 
     Returns:
-        0 when it was stopped while serving, 1 when before it was ready.
+        0 when it was stopped while ready, 1 otherwise.
     """
-    return launch(session, profile, host, port, origins or ()).run()
+    return launch(session, profile, host, port, origins or (), with_page=page_port != 0, page_port=page_port).run()
 
 
 def chat(session: Session, profile: Profile, host: str, port: int, system: str | None, prompt: str | None) -> int:
@@ -111,51 +126,98 @@ def pick_and_chat(session: Session, host: str, port: int, system: str | None) ->
     return chat(session, session.resolve(choice), host, port, system, None)
 
 
-def launch(session: Session, profile: Profile, host: str, port: int, origins: tuple[str, ...] = ()) -> Supervisor:
-    """Judge, fetch what is missing, and put the launch together; nothing is started yet.
+def launch(
+    session: Session,
+    profile: Profile,
+    host: str,
+    port: int,
+    origins: tuple[str, ...] = (),
+    *,
+    with_page: bool = False,
+    page_port: int | None = None,
+) -> Supervisor:
+    """Judge, and put the launch together; nothing is fetched or started yet.
 
     Raises:
         Refused: it must not run here.
-        Failed: the weights could not be fetched.
     """
-    keys_command.key_settings(session.environment, host)
-    key = keys_command.environment_key(session.environment)
+    keys_file, key_hashes = keys_command.key_settings(session.environment, host)
     plan = session.plan(profile)
     _require_engine(plan.subject)
+    _refuse_verification(profile)
     for note in plan.notes:
         say(note)
-    built = command.build(
-        plan, host=host, port=port, cache=session.cache, user_environment=session.environment, api_key=key
-    )
+    runs = paths.state_folder(session.environment) / "runs"
+    run_folder = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{profile.id}-{os.getpid()}"
+    control = control_path(run_folder)
+    admission = door.configure(plan, control=control, keys_file=keys_file, key_hashes=key_hashes, origins=origins)
+    built = command.build(plan, admission, cache=session.cache, user_environment=session.environment)
     for note in built.notes:
         say(note)
     deadlines = profile.serve
-    runs = paths.state_folder(session.environment) / "runs"
     planned = Launch(
         argv=built.argv,
         env=built.env,
+        admission=admission,
+        control=control,
         host=host,
         port=port,
         model_name=profile.id,
-        api_key=key,
-        run_folder=runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{profile.id}-{os.getpid()}",
+        run_folder=run_folder,
         load_seconds=deadlines.load_seconds.value,
         warmup_seconds=deadlines.warmup_seconds.value,
+        drain_seconds=deadlines.drain_seconds.value,
+        stall_seconds=deadlines.stall_seconds.value,
         stop_seconds=deadlines.stop_seconds.value,
         profile_id=profile.id,
     )
-    supervisor = Supervisor(planned, say)
-    supervisor.require_place()
-    _make_caches(session, profile)
-    prepare_weights(session, plan)
-    return supervisor
+    page = None
+    if with_page:
+        from slimserve.show import plan_json
+
+        receipts = session.registry.folder / "receipts"
+        page = Page(page_port, plan_json(plan, built), receipts, lambda: _doctor(session))
+    return Supervisor(planned, say, lambda progress: prepare(session, plan, progress), page)
 
 
-def prepare_weights(session: Session, plan: Plan) -> Path:
+def prepare(session: Session, plan: Plan, progress: Progress) -> None:
+    """What the engine finds when it starts: caches that can be written, weights that are whole.
+
+    Raises:
+        Refused, Failed: one of them cannot be had.
+    """
+    _make_caches(session, plan.subject.profile)
+    prepare_weights(session, plan, progress)
+
+
+def _doctor(session: Session) -> list[Finding]:
+    """What is wrong with the machine now."""
+    from slimserve import doctor
+    from slimserve.probe import read_machine
+
+    return list(doctor.findings(read_machine(session.cache, session.environment)))
+
+
+def _refuse_verification(profile: Profile) -> None:
+    greedy = profile.policy.greedy
+    if greedy is not None and greedy.value == "verification":
+        raise Refused(
+            Finding(
+                f"{profile.id} lets greedy requests through (policy.greedy: verification)",
+                "that is for comparing engines token by token, in launches of the harness alone",
+                "use a profile that replaces or refuses them",
+            )
+        )
+
+
+def prepare_weights(session: Session, plan: Plan, progress: Progress = _nobody) -> Path:
     """Have the weights of `plan` complete, whole and of the right shape.
 
     What is not there is fetched. What is there and damaged is refused: a start is not the time to download it again
     unasked, and a disk that loses files wants to be looked at.
+
+    Args:
+        progress: told of each step, beside the person at the terminal.
 
     Returns:
         Their folder.
@@ -165,38 +227,48 @@ def prepare_weights(session: Session, plan: Plan) -> Path:
     """
     folder = plan.weights.folder
     if not folder.is_dir():
-        _fetch(session, plan.subject, folder)
-    _check(session, plan.subject, folder)
+        _fetch(session, plan.subject, folder, progress)
+    _check(session, plan.subject, folder, progress)
     return folder
 
 
-def _fetch(session: Session, subject: Subject, folder: Path) -> None:
-    checkpoint = subject.model.checkpoints[subject.profile.quant]
+@contextlib.contextmanager
+def _shown(progress: Progress) -> Iterator[Progress]:
+    """Progress on the terminal, and for `progress` too."""
     meter = Meter(sys.stderr)
+
+    def both(done: int, total: int, name: str) -> None:
+        meter(done, total, name)
+        progress(done, total, name)
+
     try:
-        weights.fetch(checkpoint, folder, session.manifest(subject), meter, session.environment)
-    except KeyboardInterrupt:
-        meter.close()
-        say("stopped; what has arrived is kept, and the next --fetch goes on from there")
-        raise
+        yield both
     finally:
         meter.close()
 
 
-def _check(session: Session, subject: Subject, folder: Path) -> None:
+def _fetch(session: Session, subject: Subject, folder: Path, progress: Progress) -> None:
+    checkpoint = subject.model.checkpoints[subject.profile.quant]
+    try:
+        with _shown(progress) as shown:
+            weights.fetch(checkpoint, folder, session.manifest(subject), shown, session.environment)
+    except (KeyboardInterrupt, Cancelled):
+        say("stopped; what has arrived is kept, and the next --fetch goes on from there")
+        raise
+
+
+def _check(session: Session, subject: Subject, folder: Path, progress: Progress) -> None:
     files = session.manifest(subject)
     findings = [*weights.check(folder, files), *weights.check_config(folder, subject.model.geometry)]
     if not findings and weights.state(folder, files).kind != "verified":
-        meter = Meter(sys.stderr)
         try:
-            findings = weights.verify(folder, files, meter)
+            with _shown(progress) as shown:
+                findings = weights.verify(folder, files, shown)
         except OSError as error:
             why = "without it every start would read all of the weights again"
             raise Refused(
                 Finding(f"the stamp of {folder} cannot be written: {error.strerror}", why, "make it writable once")
             ) from None
-        finally:
-            meter.close()
     raise_if_any(Refused, findings)
 
 

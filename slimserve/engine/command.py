@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from slimserve.admission.config import VARIABLE, Config
 from slimserve.plan import Plan
 from slimserve.policies import BY_ID
 from slimserve.shapes import plain
 
 ENGINE_VERSION = "0.32.0"
 ENTRY = "slimserve.engine.launch"
+DOOR = "slimserve.admission.middleware.Admission"
+# What the supervisor asks of a running engine.
+ASKED = ("/health", "/metrics", "/slimserve/state")
 
 # What no profile decides: (engine's name, value, policy).
 FIXED: tuple[tuple[str, Any, str], ...] = (
@@ -41,12 +45,12 @@ CACHES = {
     "XDG_CACHE_HOME": "xdg",
     "HF_HOME": "huggingface",
 }
-SECRETS = frozenset({"VLLM_API_KEY"})
 # No profile may set these.
 OWNED = frozenset(
     {
         *CACHES,
-        *SECRETS,
+        "VLLM_API_KEY",
+        VARIABLE,
         *(name for name, _, _ in FIXED_ENVIRONMENT),
         "VLLM_WORKER_MULTIPROC_METHOD",
         "CUDA_VISIBLE_DEVICES",
@@ -89,50 +93,42 @@ class Command:
 
     Args:
         argv: the whole command line, without secrets.
-        env: the whole environment; the names in `SECRETS` are never shown.
+        env: the whole environment, but for what each start adds.
+        admission: what the door is told.
         rows: every setting with its reason.
         notes: what became of the user's own variables.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    admission: Config
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
 
     def shown_env(self) -> dict[str, str]:
-        """The environment that slimserve adds, for printing: secrets are masked, passed variables left out."""
-        return {
-            name: "(set, not shown)" if name in SECRETS else value
-            for name, value in self.env.items()
-            if name not in PASSED
-        }
+        """The environment that slimserve adds, for printing: passed variables and hashes of keys are left out."""
+        ours = {name: value for name, value in self.env.items() if name not in PASSED}
+        return {**ours, VARIABLE: replace(self.admission, key_hashes={}).to_text()}
 
 
-def build(
-    plan: Plan, *, host: str, port: int, cache: Path, user_environment: Mapping[str, str], api_key: str | None = None
-) -> Command:
+def build(plan: Plan, admission: Config, *, cache: Path, user_environment: Mapping[str, str]) -> Command:
     """Turn a plan into the engine's command.
 
     Args:
         plan: the verdict.
-        host: address to listen on.
-        port: TCP port to listen on.
+        admission: what the door is told; the engine listens at its `control`, and nowhere else.
         cache: slimserve's cache folder; the engine's own caches get a private place in it.
         user_environment: variables of the caller, of which a few are passed on.
-        api_key: key that clients must send; handed over by environment only.
     """
     profile = plan.subject.profile
-    rows = tuple(_rows(plan))
+    rows = (*_rows(plan), *_door_rows(admission))
     # -P: a folder named like one of the engine's modules, where somebody happens to stand, must not replace it.
     argv = [sys.executable, "-P", "-m", ENTRY, "--model", str(plan.weights.folder)]
     argv += ["--served-model-name", profile.id, *profile.aliases]
-    argv += ["--host", host, "--port", str(port)]
     argv += [part for row in rows for part in row.argv]
     ours = _environment(plan, cache)
-    if api_key is not None:
-        ours["VLLM_API_KEY"] = api_key
     passed = {name: value for name, value in user_environment.items() if name in PASSED}
-    return Command(tuple(argv), {**passed, **ours}, rows, tuple(_dropped(user_environment, ours)))
+    return Command(tuple(argv), {**passed, **ours}, admission, rows, tuple(_dropped(user_environment, ours)))
 
 
 def flags(name: str, value: Any) -> tuple[str, ...]:
@@ -163,6 +159,17 @@ def _rows(plan: Plan) -> Iterator[Row]:
         yield Row(f"environment.{name}", value, (), BY_ID[policy].reason, f"policy: {policy}")
 
 
+def _door_rows(admission: Config) -> Iterator[Row]:
+    """How the engine is reached: by its supervisor over a private socket, by everybody else through the door."""
+    control, cap, loopback = str(admission.control), BY_ID["in-flight-cap"], BY_ID["loopback"]
+    yield Row("uds", control, flags("uds", control), loopback.reason, f"policy: {loopback.id}")
+    yield Row("middleware", DOOR, flags("middleware", DOOR), cap.reason, f"policy: {cap.id}")
+    asked = ",".join(ASKED)
+    why = "the supervisor asks for these every second, and would fill the log of the engine with its own questions"
+    name = "disable_access_log_for_endpoints"
+    yield Row(name, asked, flags(name, asked), why, "derived: 86,400 lines a day")
+
+
 def engine_cache(cache: Path, profile_id: str) -> Path:
     """Where the engine and its compilers cache for one profile."""
     return cache / "engine" / f"vllm-{ENGINE_VERSION}" / profile_id
@@ -189,7 +196,6 @@ def _dropped(user: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[str]:
         if name in PASSED or name in (_OWN_KEY, "CUDA_VISIBLE_DEVICES"):
             continue
         if name in ours and user[name] != ours[name]:
-            shown = "" if name in SECRETS else f" = {ours[name]!r}"
-            yield f"your {name} is overridden{shown}: the profile decides"
+            yield f"your {name} is overridden = {ours[name]!r}: the profile decides"
         elif name not in ours and (name.startswith(_TELLING) or name in _ALSO_TELLING):
             yield f"your {name} is not passed on: only the profile configures the engine"

@@ -2,7 +2,7 @@
 
     python -m slimserve.engine.launch ENGINE_ARGUMENT...
 
-Four things stand between this process and `python -m vllm.entrypoints.openai.api_server`, which it otherwise is:
+Five things stand between this process and `python -m vllm.entrypoints.openai.api_server`, which it otherwise is:
 
 - The kernel is told to kill it when its parent dies. The engine core and the workers are started with
   multiprocessing's `spawn`, which runs this module again in each of them as `__mp_main__`; so each is tied to its own
@@ -11,12 +11,15 @@ Four things stand between this process and `python -m vllm.entrypoints.openai.ap
   other code, such as compilers, and whatever those start.
 - The kernel is asked for the use of AMX tiles. The engine's CPU attention uses them wherever the processor has them,
   and leaves the asking to whichever library came first; when none did, the first token ends in SIGILL.
+- What was inherited from the supervisor, the endpoint's listening socket, is for this process alone: a compiler, or a
+  worker that outlived us, would keep the port.
 - torchvision is made importable beside a CPU torch, here and in the process in which the engine inspects a model's
   class (`inspection`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -72,6 +75,8 @@ def start_guard() -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         _prctl(_PR_SET_NAME, b"slimserve-guard")
+        os.closerange(3, handle)
+        os.closerange(handle + 1, os.sysconf("SC_OPEN_MAX"))
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
@@ -83,9 +88,18 @@ def start_guard() -> None:
         os._exit(0)
 
 
+def keep_descriptors() -> None:
+    """Close what we have inherited, but for the standard streams, in every program that we start."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # that of the listing itself is gone already
+                os.set_inheritable(int(name), False)
+
+
 def arm() -> None:
-    """Tie this process to its parent and start its guard."""
+    """Tie this process to its parent, keep its descriptors, and start its guard."""
     tie_to_parent()
+    keep_descriptors()
     start_guard()
 
 

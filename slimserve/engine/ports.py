@@ -1,16 +1,42 @@
-"""Whether an engine could listen where it is told to, asked before anything is started."""
+"""The listening sockets, taken before anything is started, and why one cannot be had."""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
+import time
+from collections.abc import Iterable
 
 from slimserve.engine import procfs
+from slimserve.engine.endpoints import Endpoint
 from slimserve.errors import Finding, Refused
 
+# Connections that the kernel keeps while nobody accepts: a flood of them during a hand-over must not be refused.
+BACKLOG = 2048
+PAGE_HOST, PAGE_PORT = "127.0.0.1", 8001
 
-def require_free(host: str, port: int) -> None:
-    """Bind and listen at `host`:`port` as the engine will, and let go of it.
+
+def url(host: str, port: int) -> str:
+    """The OpenAI-compatible root, as a client on this machine wants it.
+
+    Args:
+        host: where the endpoint listens; one that listens on every address is reached over loopback.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return f"http://{host or '127.0.0.1'}:{port}/v1"
+    if address.is_unspecified:
+        host = "::1" if address.version == 6 else "127.0.0.1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def listen(host: str, port: int, ours: Iterable[Endpoint] = ()) -> socket.socket:
+    """Bind `host`:`port` and listen; the caller owns the socket. Nobody accepts on it yet.
+
+    Args:
+        ours: endpoints of this user; when one of them has the port, it is named.
 
     Raises:
         Refused: the port is taken, needs rights that we lack, or the host is no address of this machine.
@@ -21,25 +47,41 @@ def require_free(host: str, port: int) -> None:
         raise Refused(
             Finding(
                 f"the host {host!r} has no address: {error.strerror}",
-                "the engine listens on an address of this machine",
+                "the endpoint listens on an address of this machine",
                 "use 127.0.0.1, or an address that `ip address` shows",
             )
         ) from error
-    try:
-        with socket.socket(family, kind, protocol) as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(address)
-            server.listen()
-    except OSError as error:
-        raise Refused(_explain(host, port, error)) from error
     if _is_reserved(family, address, port):
         raise Refused(
             Finding(
                 f"port {port} on {host} is taken by a process that does not listen on it yet",
-                "an engine that is still loading holds its port so; the one started second would fail after its load",
+                "a server that is still loading may hold its port so; of two the second would never be reached",
                 f"wait for the other or stop it (`ss -tlnp`, `ps`), or use another port than {port}",
             )
         )
+    server = socket.socket(family, kind, protocol)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address)
+        server.listen(BACKLOG)
+    except OSError as error:
+        server.close()
+        raise Refused(_explain(host, port, error, ours)) from error
+    return server
+
+
+def listen_for_page(port: int | None) -> socket.socket:
+    """A listening socket on loopback for the operator page: at `port`, or at 8001 when that is free, or anywhere.
+
+    Raises:
+        Refused: `port` was named and cannot be had.
+    """
+    if port is not None:
+        return listen(PAGE_HOST, port)
+    try:
+        return listen(PAGE_HOST, PAGE_PORT)
+    except Refused:
+        return listen(PAGE_HOST, 0)
 
 
 def _is_reserved(family: int, address: object, port: int) -> bool:
@@ -48,6 +90,8 @@ def _is_reserved(family: int, address: object, port: int) -> bool:
     A plain bind fails on such a socket, but on an old connection as well (TIME_WAIT); those /proc lists, and with any
     in the list the answer stays no, since then a plain bind proves nothing.
     """
+    if port == 0:
+        return False
     try:
         with socket.socket(family, socket.SOCK_STREAM) as server:
             server.bind(address)  # type: ignore[arg-type]
@@ -56,8 +100,17 @@ def _is_reserved(family: int, address: object, port: int) -> bool:
     return False
 
 
-def _explain(host: str, port: int, error: OSError) -> Finding:
+def _explain(host: str, port: int, error: OSError, ours: Iterable[Endpoint]) -> Finding:
     if error.errno == errno.EADDRINUSE:
+        for endpoint in ours:
+            if endpoint.port == port:
+                since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(endpoint.status.since))
+                return Finding(
+                    f"port {port} on {host} is taken by the endpoint of {endpoint.profile} (process {endpoint.pid}), "
+                    f"{endpoint.status.state} since {since}",
+                    "two servers cannot listen on one port",
+                    f"use that one, stop it (`kill {endpoint.pid}`), or use another port; see slimserve --status",
+                )
         holder = procfs.listener(port)
         who = f"process {holder.pid} ({holder.name})" if holder else "a process that /proc does not show to this user"
         return Finding(
@@ -73,6 +126,6 @@ def _explain(host: str, port: int, error: OSError) -> Finding:
         )
     return Finding(
         f"cannot listen on {host}:{port}: {error.strerror}",
-        "the engine listens on an address of this machine",
+        "the endpoint listens on an address of this machine",
         "use 127.0.0.1, or an address that `ip address` shows",
     )

@@ -1,128 +1,85 @@
-"""Questions to a starting engine over HTTP, with the standard library: importing a client costs more than asking."""
+"""Questions that are asked until an answer comes, in threads of their own, and the wait for whichever end is first."""
 
 from __future__ import annotations
 
-import http.client
-import ipaddress
-import json
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Literal
+
+from slimserve.engine.control import Control
+from slimserve.engine.process import EngineProcess
+from slimserve.engine.stop_signals import Counter, Stopped
 
 POLL_SECONDS = 0.05
-# An engine that accepts and does not answer is asked again; the deadline over all is the caller's.
-HEALTH_SECONDS = 5.0
+WATCH_SECONDS = 1.0
 
 
-class Unanswerable(Exception):
-    """The engine refused the question in a way that asking again will not change."""
+class Frozen(Exception):
+    """The engine lives and does nothing; the text says how that shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where an engine listens.
-
-    Args:
-        host: the address that it was told to bind.
-        port: its TCP port.
-    """
-
-    host: str
-    port: int
-
-    @property
-    def reachable_host(self) -> str:
-        """The host to connect to: an engine bound to every address is reached over loopback."""
-        try:
-            address = ipaddress.ip_address(self.host)
-        except ValueError:
-            return self.host or "127.0.0.1"
-        if address.is_unspecified:
-            return "::1" if address.version == 6 else "127.0.0.1"
-        return self.host
-
-    @property
-    def base_url(self) -> str:
-        """The OpenAI-compatible root, as a client wants it."""
-        host = self.reachable_host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/v1"
-
-    def connection(self, seconds: float) -> http.client.HTTPConnection:
-        """A connection, not yet open, whose every step may take `seconds`."""
-        return http.client.HTTPConnection(self.reachable_host, self.port, timeout=seconds)
-
-
-def is_healthy(address: Address) -> bool:
-    """Whether `/health` answers 200."""
-    connection = address.connection(HEALTH_SECONDS)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-def until_healthy(address: Address, cancelled: threading.Event) -> None:
+def until_healthy(control: Control, cancelled: threading.Event) -> None:
     """Ask `/health` until it answers 200, or until cancelled."""
-    while not is_healthy(address) and not cancelled.wait(POLL_SECONDS):
+    while not control.is_healthy() and not cancelled.wait(POLL_SECONDS):
         pass
 
 
-def until_token(address: Address, model: str, api_key: str | None, seconds: float, cancelled: threading.Event) -> None:
-    """Ask for one token, with the model's own sampling, until it comes, or until cancelled.
+def until_token(control: Control, model: str, seconds: float, cancelled: threading.Event) -> None:
+    """Ask for one token until it comes, or until cancelled.
 
     An answer without a token, and an error of the server (5xx), are asked again.
 
     Args:
-        address: the engine.
-        model: the name that it serves the model under.
-        api_key: sent as a bearer token.
+        model: the name that the engine serves the model under.
         seconds: how long one answer may take.
-        cancelled: gives up when set.
 
     Raises:
-        Unanswerable: the engine said 4xx: the request itself is wrong, or the key.
+        Unanswerable: the request itself is wrong.
     """
-    body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 1}).encode()
-    headers = {"Content-Type": "application/json"}
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
+    while not control.gives_token(model, seconds) and not cancelled.wait(POLL_SECONDS):
+        pass
+
+
+def until_idle(control: Control, cancelled: threading.Event) -> None:
+    """Ask the door until no sequence is in flight, or until cancelled."""
     while not cancelled.is_set():
-        connection = address.connection(seconds)
         try:
-            connection.request("POST", "/v1/completions", body, headers)
-            response = connection.getresponse()
-            answer = response.read()
-            if response.status == 200 and has_token(answer):
+            if control.door().in_flight == 0:
                 return
-            if 400 <= response.status < 500 and response.status not in (408, 425, 429):
-                raise Unanswerable(f"HTTP {response.status}: {message_of(answer)}")
-        except (OSError, http.client.HTTPException):
-            pass  # a closed connection: whether the engine has died is for its supervisor to see
-        finally:
-            connection.close()
+        except OSError:
+            pass  # as long as it lives it may still be sending; the deadline is the caller's
         cancelled.wait(POLL_SECONDS)
 
 
-def has_token(answer: bytes) -> bool:
-    """Whether a completion holds at least one token. The text may be empty: a token can be a part of a character."""
-    try:
-        body = json.loads(answer)
-        return bool(body["choices"]) and body["usage"]["completion_tokens"] >= 1
-    except (ValueError, KeyError, TypeError):
-        return False
+def until_frozen(control: Control, seconds: float, cancelled: threading.Event, pause: float = WATCH_SECONDS) -> None:
+    """Watch the door until the engine is frozen, or until cancelled.
 
+    Args:
+        seconds: how long work may be under way without a step, and how long the door may keep silent.
+        pause: seconds between two looks.
 
-def message_of(answer: bytes) -> str:
-    """The message in an error body of the OpenAI kind, or its first bytes."""
-    try:
-        return str(json.loads(answer)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer[:200].decode(errors="replace")
+    Raises:
+        Frozen: it is.
+    """
+    answered, looks = time.monotonic(), 0
+    while not cancelled.is_set():
+        try:
+            door = control.door(max(0.1, answered + seconds - time.monotonic()))
+            answered = time.monotonic()
+        except OSError:
+            if time.monotonic() - answered >= seconds:
+                raise Frozen(f"its API server has not answered for {seconds:g} s") from None
+        else:
+            # Two looks in a row: after a pause of the whole machine the first still sees the step before it.
+            looks = looks + 1 if door.stalled_seconds > seconds else 0
+            if looks == 2:
+                raise Frozen(
+                    f"{door.in_flight} sequences are under way, and for {door.stalled_seconds:.0f} s there was no step"
+                )
+        cancelled.wait(pause)
 
 
 class Question:
@@ -130,21 +87,25 @@ class Question:
 
     Args:
         call: is given an event, and returns soon after that is set.
+        leave_seconds: how long the end of the block waits for the call to return.
     """
 
-    def __init__(self, call: Callable[[threading.Event], None]) -> None:
+    def __init__(self, call: Callable[[threading.Event], None], leave_seconds: float = 0.0) -> None:
         self._call = call
+        self._leave_seconds = leave_seconds
         self._error: BaseException | None = None
         self._cancelled = threading.Event()
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC)
+        # A daemon: one that waits for an answer ends with the engine's socket, and must not keep us until then.
+        self._thread = threading.Thread(target=self._run, daemon=True, name="slimserve-probe")
 
     def __enter__(self) -> Question:
-        # A daemon: one that waits for an answer ends with the engine's socket, and must not keep us until then.
-        threading.Thread(target=self._run, daemon=True, name="slimserve-probe").start()
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._cancelled.set()
+        self._thread.join(self._leave_seconds)
         os.close(self._reader)
 
     def _run(self) -> None:
@@ -166,3 +127,38 @@ class Question:
         if self._error is not None:
             raise self._error
         return True
+
+
+def wait(
+    question: Question | None, process: EngineProcess | None, signals: Counter | None, seconds: float | None
+) -> Literal["answered", "died", "late"]:
+    """Wait for the first of: a signal, the engine's death, the answer, the deadline. What is None never comes.
+
+    Raises:
+        Stopped: a signal came.
+        BaseException: whatever the question's call raised.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    handles = [handle for handle in (process, question, signals) if handle is not None]
+    while True:
+        if signals is not None and signals.pending:
+            raise Stopped
+        if process is not None and process.status() is not None:
+            return "died"
+        if question is not None and question.is_over():
+            return "answered"
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            return "late"
+        select.select(handles, [], [], left)
+
+
+def ask(
+    call: Callable[[threading.Event], None],
+    process: EngineProcess | None,
+    signals: Counter | None,
+    seconds: float | None,
+) -> Literal["answered", "died", "late"]:
+    """Put a question and `wait` for its end."""
+    with Question(call) as question:
+        return wait(question, process, signals, seconds)

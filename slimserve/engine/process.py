@@ -25,6 +25,7 @@ class EngineProcess:
         env: its whole environment; nothing is added. The value of SLIMSERVE_ENGINE_TAG in it is what finds a process
             that left the session.
         log_path: where stdout and stderr go, appended; made with mode 0600.
+        pass_fds: descriptors that the leader inherits under their own numbers.
 
     Raises:
         RuntimeError: not called from the main thread. The kernel kills the engine when the thread that started it
@@ -32,7 +33,9 @@ class EngineProcess:
         OSError: the log cannot be opened, or the command cannot be run.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], log_path: Path, pass_fds: Sequence[int] = ()
+    ) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("an engine is started from the main thread")
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -47,6 +50,7 @@ class EngineProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=tuple(pass_fds),
             )
         finally:
             os.close(log)
@@ -82,6 +86,10 @@ class EngineProcess:
     def terminate(self) -> None:
         """Ask the leader, and it alone, to end (SIGTERM): it stops its own workers in order. None if it is dead."""
         self._leader.send_signal(signal.SIGTERM)
+
+    def kill_leader(self) -> None:
+        """SIGKILL the leader, and it alone: from then on nobody of this engine takes connections."""
+        self._leader.kill()
 
     def kill(self) -> list[procfs.Process]:
         """SIGKILL every process and reap the leader; returns what lives all the same.

@@ -57,6 +57,12 @@ def read(pid: int) -> Process | None:
     return Process(pid, name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
 
 
+def lives(pid: int, start_ticks: int) -> bool:
+    """Whether the process that got `pid` at `start_ticks` still lives."""
+    process = read(pid)
+    return process is not None and process.alive and process.start_ticks == start_ticks
+
+
 def boot() -> str:
     """What tells this boot of this machine from every other."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

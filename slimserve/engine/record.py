@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import stat
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from slimserve.engine import procfs
+from slimserve.engine.control import MOST_PATH_BYTES
 from slimserve.errors import Finding, Refused
 from slimserve.shapes import Between, Matching, ShapeError, build
 
 FILE_NAME = "engine.json"
 LOG_NAME = "engine.log"
+CONTROL_NAME = "engine.sock"
 # An engine whose supervisor was killed a moment ago is being ended by its guard; it is not a leftover yet.
 LEFTOVER_SECONDS = 3.0
+KILL_SECONDS = 10.0
 RECORD_BYTES = 1 << 20
 
 # Linux gives out no higher pid. 0 and 1 name no engine's leader, and `kill` would take them for far more than one.
@@ -37,7 +43,7 @@ class StartRecord:
         start_ticks: when the leader started, in clock ticks since the boot; with `pid` it names one process for good.
         tag: value of SLIMSERVE_ENGINE_TAG in the engine's processes.
         supervisor_pid, supervisor_start_ticks: the same for the process that started it.
-        argv: the command, without secrets.
+        argv: the command.
         boot: the boot that these pids and ticks count from: after another, or on another machine with the same home
             folder, they name nobody.
     """
@@ -66,11 +72,18 @@ class StartRecord:
             if holds_number or procfs.carries(process.pid, self.tag)
         ]
 
+    def end(self, seconds: float) -> None:
+        """SIGKILL the processes of this engine, again until none is left or `seconds` are over."""
+        deadline = time.monotonic() + seconds
+        while (left := self.members()) and time.monotonic() < deadline:
+            for process in left:
+                procfs.kill(process)
+            time.sleep(0.02)
+
     @property
     def is_supervised(self) -> bool:
         """Whether the process that started it lives."""
-        supervisor = procfs.read(self.supervisor_pid)
-        return supervisor is not None and supervisor.alive and supervisor.start_ticks == self.supervisor_start_ticks
+        return procfs.lives(self.supervisor_pid, self.supervisor_start_ticks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,26 +104,49 @@ class Leftover:
         names = ", ".join(f"{process.pid} ({process.name})" for process in self.processes)
         numbers = " ".join(str(process.pid) for process in self.processes)
         return Finding(
-            f"an engine whose supervisor died still runs: {self.record.profile_id}, port {self.record.port}, {names}",
-            "it holds the memory and the port of a server that nobody looks after",
-            f"kill -9 {numbers}",
+            f"an engine whose supervisor died does not die of SIGKILL: {self.record.profile_id}, {names}",
+            "it holds the memory and the port of a server that nobody looks after; as a rule it sleeps in a driver",
+            f"wait and try `kill -9 {numbers}`; a driver that never wakes needs a restart of the machine",
             str(self.path),
         )
 
 
 def read(path: Path) -> StartRecord | None:
     """The record at `path`; None when it is gone or not one of ours (another version's, or a torn disk's)."""
+    fields = read_fields(path)
+    try:
+        # Without it nothing tells which boot the numbers are of, and this one would be assumed.
+        return build(StartRecord, fields) if fields is not None and "boot" in fields else None
+    except ShapeError:
+        return None
+
+
+def read_fields(path: Path) -> dict[str, Any] | None:
+    """The JSON object in the file `path`; None when there is none, or not one that this user wrote."""
     try:
         # Without waiting and without following: a pipe or a link in its place is no record of ours.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            about = os.fstat(file.fileno())
+            # Processes are ended by what these files say: another user's word must not be enough for that.
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
                 return None
-            raw = file.read(RECORD_BYTES)
-        fields = json.loads(raw)
-        # Without it nothing tells which boot the numbers are of, and this one would be assumed.
-        return build(StartRecord, fields) if "boot" in fields else None
-    except (OSError, ValueError, TypeError, RecursionError, ShapeError):
+            fields = json.loads(file.read(RECORD_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
+    return fields if isinstance(fields, dict) else None
+
+
+def write_fields(path: Path, fields: dict[str, Any]) -> None:
+    """Write a JSON object to `path`, whole or not at all, with mode 0600.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_suffix(".part")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "w") as file:
+        json.dump(fields, file, indent=1)
+    temporary.replace(path)
 
 
 def leftovers(runs_folder: Path) -> list[Leftover]:
@@ -131,15 +167,25 @@ def leftovers(runs_folder: Path) -> list[Leftover]:
     return found
 
 
+def control_path(run_folder: Path) -> Path:
+    """Where the engine of a run listens for its supervisor: in the run's folder, unless the path is too long there."""
+    path = run_folder / CONTROL_NAME
+    if len(os.fsencode(path)) <= MOST_PATH_BYTES:
+        return path
+    return Path(tempfile.gettempdir()) / f"slimserve-{secrets.token_hex(8)}" / CONTROL_NAME
+
+
 class RunFolder:
     """One run's folder, below the folder of all runs; only its owner may look in.
 
     Args:
         path: the folder; made when it is not there.
+        control: the engine's unix socket; in this folder, or alone in one of its own.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, control: Path) -> None:
         self.path = path
+        self.control = control
         self.log_path = path / LOG_NAME
         self._record_path = path / FILE_NAME
 
@@ -152,6 +198,8 @@ class RunFolder:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)
+            if self.control.parent != self.path:
+                self.control.parent.mkdir(mode=0o700)  # where everybody may write, one that is there is a stranger's
             os.close(os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600))
         except OSError as error:
             raise self._refusal(error) from error
@@ -162,30 +210,43 @@ class RunFolder:
         Raises:
             Refused: it cannot be written.
         """
-        temporary = self._record_path.with_suffix(".part")
         try:
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(handle, "w") as file:
-                json.dump(asdict(record), file, indent=1)
-            temporary.replace(self._record_path)
+            write_fields(self._record_path, asdict(record))
         except OSError as error:
             raise self._refusal(error) from error
 
-    def remove_record(self) -> None:
+    def clear(self) -> None:
         """Forget the start; the log stays."""
         self._record_path.unlink(missing_ok=True)
+        self.control.unlink(missing_ok=True)  # the next engine could not bind it
 
-    def refuse_leftovers(self) -> None:
-        """Refuse while an engine of a dead supervisor lives beside this run, once its guard has had time to end it.
+    def close(self) -> None:
+        """Leave the log alone."""
+        self.clear()
+        if self.control.parent != self.path:
+            with contextlib.suppress(OSError):
+                self.control.parent.rmdir()
+
+    def end_leftovers(self, report: Callable[[str], None]) -> None:
+        """End the engines of dead supervisors that live beside this run, once their guards have had time to.
+
+        Their start records say that they are ours: the boot, the leader's pid with its start, the tag.
+
+        Args:
+            report: called with a line for each that is ended.
 
         Raises:
-            Refused: with one finding for each such engine.
+            Refused: with one finding for each that does not die.
         """
         deadline = time.monotonic() + LEFTOVER_SECONDS
         while (found := leftovers(self.path.parent)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        if found:
-            raise Refused(*(one.finding() for one in found))
+        for one in found:
+            names = ", ".join(f"{process.pid} ({process.name})" for process in one.processes)
+            report(f"ending an engine whose supervisor died: {one.record.profile_id}, port {one.record.port}, {names}")
+            one.record.end(KILL_SECONDS)
+        if found and (left := leftovers(self.path.parent)):
+            raise Refused(*(one.finding() for one in left))
 
     def _refusal(self, error: OSError) -> Refused:
         return Refused(
@@ -195,11 +256,3 @@ class RunFolder:
                 "make it writable for this user, or free space there",
             )
         )
-
-
-def without_secrets(argv: Sequence[str], secrets: Sequence[str]) -> tuple[str, ...]:
-    """The command with every occurrence of a secret replaced by `***`."""
-    hidden = tuple(argv)
-    for secret in filter(None, secrets):
-        hidden = tuple(word.replace(secret, "***") for word in hidden)
-    return hidden

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+
+# Bounds of Retry-After: nobody should ask more often, and nobody who could be served should wait for longer.
+LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1, 60
 
 
 class State(StrEnum):
@@ -69,11 +73,15 @@ class Board:
 
     Args:
         told: called with each new status, in the thread that set it.
+        usual: how long states last as a rule, in seconds; each that is passed corrects its own.
     """
 
-    def __init__(self, told: Callable[[Status], None] = lambda status: None) -> None:
+    def __init__(
+        self, told: Callable[[Status], None] = lambda status: None, usual: Mapping[State, float] | None = None
+    ) -> None:
         self._lock = threading.Lock()
         self._told = told
+        self._usual = dict(usual or {})
         self._status = Status(State.STARTING, time.time(), "the program has just begun")
 
     @property
@@ -93,7 +101,37 @@ class Board:
     ) -> None:
         """Enter `state`; `restarts` stays what it was unless given."""
         with self._lock:
-            kept = self._status.restarts if restarts is None else restarts
-            self._status = Status(state, time.time(), reason, deadline_seconds, kept, last_words)
-            status = replace(self._status)
+            old, now = self._status, time.time()
+            if (old.state, state) in _PASSAGES:
+                self._usual[old.state] = now - old.since
+            kept = old.restarts if restarts is None else restarts
+            status = self._status = Status(state, now, reason, deadline_seconds, kept, last_words)
         self._told(status)
+
+    def amend(self, reason: str) -> None:
+        """Stay in the state, for another reason: what is under way has come further."""
+        with self._lock:
+            status = self._status = replace(self._status, reason=reason)
+        self._told(status)
+
+    def retry_seconds(self) -> int:
+        """When a client should ask again: the rest of this state and of those on the way to ready, within bounds."""
+        with self._lock:
+            status, usual = self._status, dict(self._usual)
+        spent = max(0.0, time.time() - status.since)
+        if status.state is State.READY:
+            rest = 0.0
+        elif status.state in _WAY:
+            first, *others = _WAY[_WAY.index(status.state) :]
+            rest = max(0.0, usual.get(first, 0.0) - spent) + sum(usual.get(state, 0.0) for state in others)
+        elif status.state is State.RESTARTING:
+            backoff = max(0.0, (status.deadline_seconds or 0.0) - spent)
+            rest = backoff + usual.get(State.LOADING, 0.0) + usual.get(State.WARMING, 0.0)
+        else:  # it comes back when somebody starts it again
+            rest = MOST_RETRY_SECONDS
+        return min(MOST_RETRY_SECONDS, max(LEAST_RETRY_SECONDS, math.ceil(rest)))
+
+
+# The way to ready, and the steps on it whose time is worth remembering: those that were gone to the end.
+_WAY = (State.STARTING, State.FETCHING, State.LOADING, State.WARMING)
+_PASSAGES = {(State.LOADING, State.WARMING), (State.WARMING, State.READY)}

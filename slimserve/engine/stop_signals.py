@@ -17,14 +17,19 @@ def _taken() -> list[signal.Signals]:
     return [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
 
 
+class Stopped(Exception):
+    """A signal asked for the end."""
+
+
 class Counter:
-    """Counts the stop signals that come inside `with`; `fileno()` is readable from the first on.
+    """Counts the stop signals that come inside `with`; `fileno()` is readable while one is pending.
 
     Used in the main thread, where Python runs its signal handlers.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self._heeded = 0
         self._reader, self._writer = -1, -1
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
@@ -42,6 +47,17 @@ class Counter:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         os.write(self._writer, b".")
+
+    @property
+    def pending(self) -> bool:
+        """Whether one came that nobody has heeded yet."""
+        return self.count > self._heeded
+
+    def heed(self) -> None:
+        """Take one pending signal as heard: what waits after this is woken by the next."""
+        if self.pending:
+            os.read(self._reader, 1)
+            self._heeded += 1
 
     def fileno(self) -> int:
         """A descriptor for `select`."""

@@ -1,96 +1,87 @@
-"""Starts one engine, sees it ready, stays by it, and leaves no process of it behind.
+"""The endpoint's life: takes the port, has an engine ready behind it, starts that anew when it fails, drains, ends it.
 
-    with Supervisor(launch, report) as supervisor:     # a client of its own: start, wait_ready, stop
+    with Supervisor(launch, report) as supervisor:     # for a client of its own: ready until the end of the block
         ...
-    Supervisor(launch, report).run()                   # in the foreground, until a signal or the engine's end
+    Supervisor(launch, report).run()                   # in the foreground, until a signal
 
-Ready means that a real token came back, not that a port is open. Two deadlines, because the causes differ: loading
-ends when `/health` answers, warming when the first token is there.
+One listening socket serves from the first moment to the last. While an engine is ready, that accepts on it; at all
+other times the front does, and answers 503 with the reason. Ready means that a real token came back, not that a port
+is open. Each state has a deadline of its own, because the causes of being late differ.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import select
+import contextlib
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from slimserve.engine import ending, ports, probe, procfs, stop_signals
-from slimserve.engine.launch import PARENT
-from slimserve.engine.process import EngineProcess
-from slimserve.engine.record import RunFolder, StartRecord, leftovers, without_secrets
-from slimserve.errors import Failed, Finding, Refused
+from slimserve.engine import endpoints, ports, probe, stop_signals
+from slimserve.engine.attempt import Attempt, Launch
+from slimserve.engine.control import Control
+from slimserve.engine.page import Page
+from slimserve.engine.record import RunFolder, leftovers
+from slimserve.engine.state import Board, State, Status
+from slimserve.engine.stop_signals import Stopped
+from slimserve.errors import Failed, Finding, SlimserveError
 
-# The engine does not listen to SIGTERM in some parts of its load, so a wait for it is mostly in vain.
-UNREADY_STOP_SECONDS = 2.0
+if TYPE_CHECKING:
+    from slimserve.engine.front import Front
 
-__all__ = ["Launch", "Supervisor", "leftovers"]
+# Waits before the starts that follow the first and the second crash in a row; the one after ends in `failed`.
+BACKOFF_SECONDS = (0.0, 1.0)
+# An engine that has served for so long has not crashed "in a row".
+STEADY_SECONDS = 600.0
+# How long a failed endpoint stays to say why.
+HOLD_SECONDS = 600.0
+# Weights of which not a byte arrived, or was verified, for so long do not come any more.
+FETCH_SECONDS = 300.0
+# Who says how far the weights have come: bytes done, bytes in all, what is done.
+Progress = Callable[[int, int, str], None]
 
-
-@dataclass(frozen=True)
-class Launch:
-    """What is started, and how long it may take.
-
-    Args:
-        argv: the command; no secret in it, since every user of the machine can read it.
-        env: the engine's environment; the supervisor adds its own pid and the engine's tag.
-        host, port: where the command makes the engine listen.
-        model_name: the name in the request that proves readiness.
-        api_key: what a client must show, or None.
-        run_folder: of this run alone: log and start record. Its parent holds the runs.
-        load_seconds: deadline from the start until `/health` answers (`serve.load_seconds`).
-        warmup_seconds: deadline from there until the first token (`serve.warmup_seconds`).
-        stop_seconds: how long the engine may take to stop by itself once it is ready (`serve.stop_seconds`); before
-            that, when nobody has a request in it, it gets 2 s at most.
-        profile_id: the profile, for the start record.
-    """
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(repr=False)
-    host: str
-    port: int
-    model_name: str
-    api_key: str | None = field(repr=False)
-    run_folder: Path
-    load_seconds: float
-    warmup_seconds: float
-    stop_seconds: float
-    profile_id: str = ""
+__all__ = ["Launch", "Progress", "Supervisor", "leftovers"]
 
 
-class _Stopped(Exception):
-    """A signal asked for the end."""
+class Cancelled(BaseException):
+    """Raised inside `prepare` when nobody waits for it any more; no handler of its own errors should take it."""
 
 
 class Supervisor:
-    """One engine's life, from the main thread.
+    """One endpoint's life, from the main thread.
 
     Args:
         launch: what to start.
         report: called with one line for each thing worth telling.
+        prepare: makes the weights complete; called in a thread beside, with what it tells its progress.
+        page: the operator page; None: there is none.
     """
 
-    def __init__(self, launch: Launch, report: Callable[[str], None]) -> None:
-        self._launch = launch
-        self._report = report
-        self._address = probe.Address(launch.host, launch.port)
-        self._process: EngineProcess | None = None
-        self._folder = RunFolder(launch.run_folder)
-        self._oom_before: dict[str, int] = {}
-        self._started = 0.0
-        self._ready = False
+    def __init__(
+        self,
+        launch: Launch,
+        report: Callable[[str], None],
+        prepare: Callable[[Progress], None] | None = None,
+        page: Page | None = None,
+    ) -> None:
+        self._launch, self._report = launch, report
+        self._prepare, self._page = prepare, page
+        self._folder = RunFolder(launch.run_folder, launch.control)
+        usual = {State.LOADING: launch.load_seconds / 10, State.WARMING: launch.warmup_seconds / 10}
+        self.board = Board(self._write_status, usual)
         self._signals: stop_signals.Counter | None = None
+        self._listening: socket.socket | None = None
+        self._front: Front | None = None
+        self._attempt: Attempt | None = None
+        self._page_url: str | None = None
+        self._write_failed = False
 
     @property
     def base_url(self) -> str:
         """The endpoint for clients, such as `http://127.0.0.1:8000/v1`."""
-        return self._address.base_url
+        return ports.url(self._launch.host, self._launch.port)
 
     @property
     def log_path(self) -> Path:
@@ -98,117 +89,39 @@ class Supervisor:
         return self._folder.log_path
 
     def __enter__(self) -> Supervisor:
-        """Start the engine and wait until it is ready."""
+        """Take the port, have the weights, start the engine and wait until it is ready."""
         try:
-            self.start()
-            self.wait_ready()
+            self._open()
+            self._fetch()
+            self._start()
         except BaseException:
-            self.stop()
+            self._close()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.stop()
+        self._close()
 
     def run(self) -> int:
-        """Start, wait, and stop at SIGTERM, SIGINT or SIGHUP; a second signal stops the engine without grace.
+        """Serve until SIGTERM, SIGINT or SIGHUP; then drain and stop. A second signal stops without grace.
 
         Returns:
-            0 when it was stopped while serving, 1 when before it was ready.
+            0 when it was stopped while ready, 1 otherwise.
 
         Raises:
             Refused: something stands in the way; nothing was started.
-            Failed: the engine died, or missed a deadline; nothing of it is left.
+            Failed: the engine did not become ready, or crashed too often; nothing of it is left.
         """
         with stop_signals.Counter() as self._signals:
             try:
-                self.start()
-                self.wait_ready()
-                self._wait(None, None)
-            except _Stopped:
-                if not self._ready:
-                    self._report("told to stop before it was ready")
+                self._open()
+                self._fetch()
+                self._start()
+                self._serve()
+            except Stopped:
+                return self._end_as_told(self._signals)
             finally:
-                self.stop()
-        self._signals = None
-        return 0 if self._ready else 1
-
-    def require_place(self) -> None:
-        """Check what can be checked before the engine, and before the weights that it needs: `start` does it again.
-
-        Raises:
-            Refused: an engine without a supervisor is in the way, or the port, or the run folder.
-        """
-        self._folder.refuse_leftovers()
-        ports.require_free(self._launch.host, self._launch.port)
-        self._folder.prepare()
-
-    def start(self) -> None:
-        """Check what can be checked, then start the engine; returns at once.
-
-        Raises:
-            Refused: an engine without a supervisor is in the way, or the port, or the run folder; nothing was started.
-        """
-        launch = self._launch
-        if self._process is not None:
-            raise RuntimeError("this supervisor has started its engine already")
-        self.require_place()
-        tag = secrets.token_hex(16)
-        env = {**launch.env, PARENT: str(os.getpid()), procfs.TAG: tag}
-        self._oom_before = ending.oom_counters()
-        self._report(f"log {self.log_path}")
-        self._check_signals()
-        with stop_signals.deferred():  # until the engine is known to us, there is nobody to stop it
-            self._started = time.monotonic()
-            try:
-                self._process = EngineProcess(launch.argv, env, self.log_path)
-            except OSError as error:
-                raise Refused(
-                    Finding(
-                        f"cannot start the engine: {error}",
-                        f"its command begins with {launch.argv[0]}",
-                        "see that the environment holds the engine; `make serve` sets one up",
-                    )
-                ) from error
-            try:
-                self._write_record(self._process, tag)
-            except BaseException:
-                self.stop()
-                raise
-
-    def wait_ready(self) -> None:
-        """Wait until the engine has answered with a token.
-
-        Raises:
-            Failed: it died, refused the question, or missed a deadline. It is stopped then.
-        """
-        launch, address = self._launch, self._address
-        self._report(f"loading (at most {launch.load_seconds:g} s)")
-        if not self._wait(lambda cancelled: probe.until_healthy(address, cancelled), launch.load_seconds):
-            self._fail(
-                f"the engine did not load within {launch.load_seconds:g} s",
-                "`serve.load_seconds` of the profile ended before /health answered 200",
-                "see the log; raise `serve.load_seconds` when the machine is slow and the log shows progress",
-            )
-        self._report(f"warming after {self._elapsed():.1f} s (at most {launch.warmup_seconds:g} s)")
-        question = (address, launch.model_name, launch.api_key, launch.warmup_seconds)
-        try:
-            answered = self._wait(lambda cancelled: probe.until_token(*question, cancelled), launch.warmup_seconds)
-        except probe.Unanswerable as error:
-            (said,) = without_secrets([str(error)], [launch.api_key or ""])
-            self._fail(
-                f"the engine refuses a one-token completion: {said}",
-                f"it is ready when it has answered one for the model {launch.model_name!r}",
-                "see that the served model name and the key are those of this launch",
-            )
-        if not answered:
-            self._fail(
-                f"the engine gave no token within {launch.warmup_seconds:g} s of loading",
-                "`serve.warmup_seconds` of the profile ended before a one-token completion came back",
-                "see the log; raise `serve.warmup_seconds` when the machine is slow and the log shows progress",
-            )
-        self._ready = True
-        self._report(f"ready {self.base_url} after {self._elapsed():.1f} s")
+                self._close()
 
     def check(self) -> None:
         """Look whether the engine lives.
@@ -216,114 +129,222 @@ class Supervisor:
         Raises:
             Failed: it died; its exit status in words and the tail of its log are in it.
         """
-        status = self._process.status() if self._process is not None else None
-        if self._process is not None and status is not None:
-            self._fail_dead(self._process, status)
+        if self._attempt is not None:
+            self._attempt.check()
 
-    def stop(self) -> None:
-        """Stop the engine and everything that it started. May be called at any time, and again.
+    def _open(self) -> None:
+        """Take what only one can have, and answer from then on.
 
         Raises:
-            Failed: a process did not die of SIGKILL.
+            Refused: an engine without a supervisor is in the way, or the port, or the run folder; nothing was started.
         """
-        process = self._process
-        if process is None:
+        from slimserve.engine.front import Front  # asyncio: 50 ms that a chat with a running endpoint need not pay
+
+        launch = self._launch
+        self._folder.end_leftovers(self._report)
+        self._listening = ports.listen(launch.host, launch.port, endpoints.living(launch.run_folder.parent))
+        self._folder.prepare()
+        self._front = Front(self._listening, self.board)
+        self._front.accept()
+        if self._page is not None:
+            listening = ports.listen_for_page(self._page.port)
+            self._page_url = f"http://{ports.PAGE_HOST}:{listening.getsockname()[1]}/"
+            app = self._page.app(self.board, Control(launch.control), self.base_url, self.log_path)
+            self._front.serve(app, listening)
+            self._report(f"page {self._page_url}")
+        self.board.move(State.STARTING, "the port is taken")
+        self._report(f"log {self.log_path}")
+
+    def _fetch(self) -> None:
+        """Have the weights.
+
+        Raises:
+            Refused, Failed: they could not be had.
+        """
+        prepare = self._prepare
+        if prepare is None:
             return
-        begun = time.monotonic()
-        grace = self._launch.stop_seconds if self._ready else min(self._launch.stop_seconds, UNREADY_STOP_SECONDS)
-        if process.status() is None:
-            self._report(f"stopping (at most {grace:g} s)")
-        left = process.stop(grace, lambda: self._signals is not None and self._signals.count >= 2)
-        if left:
-            names = ", ".join(f"{one.pid} ({one.name})" for one in left)
+        self.board.move(State.FETCHING, "the weights are checked", deadline_seconds=FETCH_SECONDS)
+        moved = said = time.monotonic()
+
+        def call(cancelled: threading.Event) -> None:
+            def progress(done: int, total: int, name: str) -> None:
+                nonlocal moved, said
+                if cancelled.is_set():
+                    raise Cancelled
+                moved = time.monotonic()
+                if moved - said >= 1.0:
+                    said = moved
+                    share = done / total if total else 1.0
+                    self.board.amend(f"{name}: {share:.0%} of {total / 1e6:.1f} MB")
+
+            prepare(progress)
+
+        with probe.Question(call, leave_seconds=2.0) as question:
+            while probe.wait(question, None, self._signals, 1.0) != "answered":
+                if time.monotonic() - moved > FETCH_SECONDS:
+                    raise Failed(
+                        Finding(
+                            f"the weights have not come any further for {FETCH_SECONDS:g} s",
+                            f"the last that was heard: {self.board.status.reason}",
+                            "see that the network and the disk answer; --fetch goes on where this one stopped",
+                        )
+                    )
+
+    def _start(self) -> None:
+        """Start the engine, see it ready, and hand the door over to it.
+
+        Raises:
+            Refused: its command cannot be run.
+            Failed: it died, refused the question, or missed a deadline. What is left of it is not stopped yet.
+        """
+        assert self._listening is not None
+        assert self._front is not None
+        self._heed_signals()
+        with stop_signals.deferred():
+            args = (self._launch, self._listening, self._folder, self.board, self._report, self._signals)
+            self._attempt = attempt = Attempt(*args)
+        attempt.wait_ready()
+        # From here to the engine's first `accept` clients wait in the kernel, for a moment.
+        self._front.pause()
+        try:
+            attempt.control.accept()
+        except OSError as error:
+            attempt.check()
             raise Failed(
                 Finding(
-                    f"processes of the engine do not die: {names}",
-                    "SIGKILL waits while a process sleeps in the kernel, as a rule in a driver",
-                    "wait, then look at `ps`; a driver that never wakes needs a restart of the machine",
+                    f"the engine does not take the door over: {error}",
+                    "a ready engine serves the public socket itself",
+                    f"see the log: {self.log_path}",
                 )
-            )
-        self._process = None
-        self._folder.remove_record()
-        self._report(f"stopped after {time.monotonic() - begun:.1f} s")
+            ) from error
+        self.board.move(State.READY, f"ready after {attempt.seconds:.1f} s")
+        self._report(f"ready {self.base_url} after {attempt.seconds:.1f} s")
 
-    def _wait(self, call: Callable[[threading.Event], None] | None, seconds: float | None) -> bool:
-        """Wait until `call`, which runs in a thread beside, has returned; without one, for ever.
-
-        Returns:
-            True when it has, False when `seconds` are over.
+    def _serve(self) -> NoReturn:
+        """Stay by the engine, and start it anew when it fails.
 
         Raises:
-            _Stopped: a signal came.
-            Failed: the engine died.
-            Unanswerable: from the call.
+            Stopped: a signal came.
+            Failed: it crashed too often.
         """
-        process = self._process
-        if process is None:
-            raise RuntimeError("the engine has not been started")
-        deadline = None if seconds is None else time.monotonic() + seconds
-        with ExitStack() as stack:
-            question = None if call is None else stack.enter_context(probe.Question(call))
-            handles = [handle for handle in (process, question, self._signals) if handle is not None]
+        crashes = 0
+        while True:
+            begun = time.monotonic()
+            try:
+                assert self._attempt is not None
+                self._attempt.watch()
+            except Failed as failed:
+                crash: SlimserveError = failed
+            if time.monotonic() - begun >= STEADY_SECONDS:
+                crashes = 0
             while True:
-                self._check_signals()
-                status = process.status()
-                if status is not None:
-                    self._fail_dead(process, status)
-                if question is not None and question.is_over():
-                    return True
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                select.select(handles, [], [], left)
+                crashes += 1
+                self._clear_away(crash, crashes)
+                try:
+                    self._start()
+                    break
+                except SlimserveError as failed:
+                    crash = failed
 
-    def _check_signals(self) -> None:
-        if self._signals is not None and self._signals.count:
-            raise _Stopped
+    def _clear_away(self, crash: SlimserveError, crashes: int) -> None:
+        """Answer at once in the dead engine's place, end what is left of it, and wait for the time to start it anew.
 
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._started
-
-    def _write_record(self, process: EngineProcess, tag: str) -> None:
-        launch = self._launch
-        leader, own = procfs.read(process.pid), procfs.read(os.getpid())
-        if leader is None or own is None:
-            raise RuntimeError("/proc does not show this process and its child")
-        self._folder.write(
-            StartRecord(
-                profile_id=launch.profile_id,
-                port=launch.port,
-                pid=process.pid,
-                start_ticks=leader.start_ticks,
-                tag=tag,
-                supervisor_pid=own.pid,
-                supervisor_start_ticks=own.start_ticks,
-                argv=without_secrets(launch.argv, [launch.api_key or ""]),
-            )
+        Raises:
+            Failed: that was one crash too many.
+            Stopped: a signal came.
+        """
+        assert self._front is not None
+        what = crash.findings[0].what
+        words = self._attempt.last_words if self._attempt is not None else ()
+        final = crashes > len(BACKOFF_SECONDS)
+        backoff = 0.0 if final else BACKOFF_SECONDS[crashes - 1]
+        state = State.FAILED if final else State.RESTARTING
+        if self._attempt is not None:
+            self._attempt.kill_leader()
+        self.board.move(
+            state,
+            f"{what}; that was the crash number {crashes} in a row",
+            deadline_seconds=HOLD_SECONDS if final else backoff,
+            restarts=self.board.status.restarts + (not final),
+            last_words=words,
         )
-
-    def _fail(self, what: str, why: str, do: str) -> NoReturn:
-        """Stop the engine and raise Failed with the tail of its log."""
-        failed = Failed(Finding(what, why + self._log_tail(self._process), do))
+        self._front.accept()
+        for finding in crash.findings:
+            self._report(str(finding))
         try:
-            self.stop()
-        except Failed as also:  # what does not die is told beside the reason, not instead of it
-            raise Failed(*failed.findings, *also.findings) from None
+            self._stop()
+        except Failed as also:  # what does not die holds the memory that the next one would need
+            self._hold(Failed(*crash.findings, *also.findings))
+        if final:
+            self._hold(Failed(*crash.findings))
+        self._report(f"restarting in {backoff:g} s")
+        probe.wait(None, None, self._signals, backoff)
+
+    def _hold(self, failed: Failed) -> NoReturn:
+        """Stay for a while to say why the endpoint failed, then fail."""
+        status = self.board.status
+        if status.state is not State.FAILED:
+            reason, words = failed.findings[-1].what, status.last_words
+            self.board.move(State.FAILED, reason, deadline_seconds=HOLD_SECONDS, last_words=words)
+        self._report(f"failed; the reason is answered for {HOLD_SECONDS:g} s more, or until a signal")
+        with contextlib.suppress(Stopped):
+            probe.wait(None, None, self._signals, HOLD_SECONDS)
         raise failed
 
-    def _fail_dead(self, process: EngineProcess, status: int) -> NoReturn:
-        verdict = ending.memory_verdict(status, self._oom_before, ending.oom_counters())
-        do = "see the log"
-        if "probably" in verdict or "struck" in verdict:
-            do = "free memory, raise the memory limit of the container, or take a profile that needs less; see the log"
-        self._fail(
-            f"the engine ended by itself after {self._elapsed():.1f} s: {ending.status_in_words(status)}",
-            verdict or "an engine ends when it is told to, and it was not",
-            do,
-        )
+    def _end_as_told(self, signals: stop_signals.Counter) -> int:
+        if self.board.status.state is not State.READY:
+            self._report("told to stop before it was ready")
+            return 1
+        signals.heed()
+        assert self._front is not None
+        assert self._attempt is not None
+        seconds = self._launch.drain_seconds
+        self.board.move(State.DRAINING, "told to stop; what runs may finish", deadline_seconds=seconds)
+        self._report(f"draining (at most {seconds:g} s)")
+        try:
+            self._attempt.control.drain()
+            self._front.accept()
+            complete = self._attempt.drain()
+            self._report("every answer is complete" if complete else "answers that still ran are cut off")
+        except OSError as error:
+            self._report(f"the engine does not drain: {error}")
+        except Stopped:
+            self._report("told again: stopping now")
+        return 0
 
-    def _log_tail(self, process: EngineProcess | None) -> str:
-        lines = ending.tail(self.log_path, process.log_start if process else 0)
-        lines = list(without_secrets(lines, [self._launch.api_key or ""]))
-        head = f"\n  log: {self.log_path}"
-        return head + "".join(f"\n    | {line}" for line in lines)
+    def _stop(self) -> None:
+        if self._attempt is not None:
+            self._attempt.stop()
+            self._attempt = None
+
+    def _close(self) -> None:
+        """End the engine, the front and the page, and let go of the port."""
+        try:
+            self._stop()
+        finally:
+            self.board.move(State.STOPPED, "told to stop")
+            if self._front is not None:
+                self._front.close()
+                endpoints.remove(self._launch.run_folder)
+                self._folder.close()
+            if self._listening is not None:
+                self._listening.close()
+            self._front = self._listening = None
+
+    def _heed_signals(self) -> None:
+        if self._signals is not None and self._signals.pending:
+            raise Stopped
+
+    def _write_status(self, status: Status) -> None:
+        if self._front is None:  # the run has no folder yet, or none any more
+            return
+        launch = self._launch
+        facts = {"profile": launch.profile_id, "port": launch.port, "url": self.base_url, "page": self._page_url}
+        facts |= {"control": str(launch.control), "log": str(self.log_path)}
+        try:
+            endpoints.write(launch.run_folder, facts, status)
+        except OSError as error:  # a full disk is no reason to stop serving
+            if not self._write_failed:
+                self._report(f"the status cannot be written to {launch.run_folder}: {error.strerror}")
+            self._write_failed = True

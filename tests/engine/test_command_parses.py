@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from slimserve.engine import command, torchvision_cpu
+from slimserve.engine import command, door, torchvision_cpu
 from slimserve.plan import WeightsOnDisk, describe, make_plan
 from slimserve.registry import load_registry
 from slimserve.shapes import plain
 
 PROFILES = Path(__file__).parent.parent.parent / "profiles"
+CONTROL = Path("/run/slimserve/engine.sock")
 NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml") if path.stem != "sources")
 
 
@@ -33,7 +34,8 @@ def parse(parser: Any, profile_id: str) -> tuple[Any, command.Command, Namespace
     subject = registry.subject(profile)
     weights = WeightsOnDisk(Path("/cache/weights"), ready=True, needed_bytes=0)
     plan = make_plan(subject, describe(subject.platform, 1 << 50), weights)
-    built = command.build(plan, host="127.0.0.1", port=8123, cache=Path("/cache"), user_environment={})
+    admission = door.configure(plan, control=CONTROL)
+    built = command.build(plan, admission, cache=Path("/cache"), user_environment={})
     arguments = list(built.argv[built.argv.index(command.ENTRY) + 1 :])
     return profile, built, parser.parse_args(arguments)
 
@@ -65,14 +67,16 @@ def test_the_parsed_command_is_the_profile(parser: Any, profile_id: str) -> None
         expect(getattr(parsed, name), value, name)
     assert parsed.model == "/cache/weights"
     assert parsed.served_model_name == [profile.id, *profile.aliases]
-    assert (parsed.host, parsed.port, parsed.api_key) == ("127.0.0.1", 8123, None)
+    assert (parsed.uds, parsed.host, parsed.api_key) == (str(CONTROL), None, None)
+    assert parsed.middleware == [command.DOOR]
+    assert parsed.disable_access_log_for_endpoints == ",".join(command.ASKED)
 
 
 @pytest.mark.parametrize("profile_id", NAMES)
 def test_nothing_but_the_profile_departs_from_the_defaults(parser: Any, profile_id: str) -> None:
     profile, _, parsed = parse(parser, profile_id)
     ours = {*profile.engine.__dataclass_fields__, *(name for name, _, _ in command.FIXED)}
-    ours |= {"model", "served_model_name", "host", "port"}
+    ours |= {"model", "served_model_name", "uds", "middleware", "disable_access_log_for_endpoints"}
     default = parser.parse_args([])
     for name, value in vars(parsed).items():
         if name not in ours:

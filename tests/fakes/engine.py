@@ -4,14 +4,18 @@ Standard library only, and run by path, so that a test of the supervisor or of t
 
     python tests/fakes/engine.py --port 8000 --load-seconds 0.2 --answer "Paris."
 
-As the real one does, it binds its port at once, listens only when loaded, reads its key from VLLM_API_KEY and
-guards `/v1` with it. `GET /fake/events` tells a test what happened: the bodies of the requests, their
-Authorization headers, and how many clients went away before their answer was complete.
+As the real one does, it binds its address at once, and listens only when loaded. With `--uds PATH` it plays the
+engine behind the door: what comes over that socket is the supervisor's, and the public socket, inherited as
+SLIMSERVE_ADMISSION says, is served from `accept` to `drain`. With `--port` it is a server of its own. The public side
+guards `/v1` with the hashes of SLIMSERVE_ADMISSION, or the key in VLLM_API_KEY. `GET /fake/events` tells a test what
+happened: the bodies of the requests, their Authorization headers, and how many clients went away before their answer
+was complete.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -34,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     args = argparse.ArgumentParser(description="a fake engine")
     args.add_argument("--host", default="127.0.0.1")
     args.add_argument("--port", type=int, default=0, help="0: any free one, printed as `listening on PORT`")
+    args.add_argument("--uds", help="listen for the supervisor at this path instead")
     args.add_argument("--model", default="fake", help="the name under /v1/models")
     life = args.add_argument_group("life")
     life.add_argument("--load-seconds", type=float, default=0.0)
@@ -41,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
     life.add_argument("--ignore-sigterm", action="store_true")
     life.add_argument("--crash-after", type=float, metavar="SECONDS", help="exit 7 so long after it listens")
     life.add_argument("--crash-on-load", action="store_true", help="exit 3 in the middle of loading")
+    life.add_argument("--only-once", metavar="FILE", help="make FILE, or fail to load when it is there already")
+    life.add_argument("--freeze", action="store_true", help="no answer at the public door, and no step")
     life.add_argument("--oom-like", action="store_true", help="SIGKILL itself at the end of loading")
     life.add_argument("--never-healthy", action="store_true", help="/health answers 503")
     life.add_argument("--healthy-but-no-completion", action="store_true", help="/v1/completions never answers")
@@ -71,24 +78,68 @@ class Gone(Exception):
     """The client closed its connection."""
 
 
-class Server(ThreadingMixIn, HTTPServer):
-    """The HTTP server with what a test may ask about it."""
-
-    daemon_threads = True
-    allow_reuse_address = True
+class Facts:
+    """What the servers of one fake engine share."""
 
     def __init__(self, switches: argparse.Namespace) -> None:
         self.switches = switches
-        self.key = os.environ.get("VLLM_API_KEY", "")
+        door = json.loads(os.environ.get("SLIMSERVE_ADMISSION", "{}"))
+        key = os.environ.get("VLLM_API_KEY", "")
+        self.hashes = set(door.get("key_hashes", {}).values()) | ({digest(key)} if key else set())
+        self.listen_fd: int | None = door.get("listen_fd")
+        self.cap: int = door.get("max_in_flight", 0)
         self.lock = threading.Lock()
         self.events: dict[str, Any] = {"requests": [], "authorizations": [], "disconnects": 0}
-        super().__init__((switches.host, switches.port), Handler, bind_and_activate=False)
+        self.public: Server | None = None
+        self.draining = False
+        self.in_flight = 0
+        self.stepped = 0.0
 
-    def server_bind(self) -> None:
-        # HTTPServer's own looks the host name up, which can take seconds where no resolver answers.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
+    def begin(self) -> None:
+        with self.lock:
+            if self.in_flight == 0:
+                self.stepped = time.monotonic()
+            self.in_flight += 1
+
+    def end(self) -> None:
+        with self.lock:
+            self.in_flight -= 1
+
+    def state(self) -> dict[str, Any]:
+        with self.lock:
+            stalled = time.monotonic() - self.stepped if self.in_flight else 0.0
+            return {
+                "accepting": self.public is not None,
+                "in_flight": self.in_flight,
+                "waiting": 0,
+                "cap": self.cap,
+                "stalled_seconds": stalled,
+            }
+
+    def accept(self) -> None:
+        assert self.listen_fd is not None
+        self.public = Server(self, socket.socket(fileno=os.dup(self.listen_fd)))
+        threading.Thread(target=self.public.serve_forever, args=(0.02,), daemon=True).start()
+
+    def drain(self) -> None:
+        self.draining = True
+        if self.public is not None:
+            self.public.shutdown()
+            self.public.socket.close()
+            self.public = None
+
+
+class Server(ThreadingMixIn, HTTPServer):
+    """One listening socket of the fake, bound already."""
+
+    daemon_threads = True
+
+    def __init__(self, facts: Facts, bound: socket.socket, trusted: bool = False) -> None:
+        self.facts, self.switches = facts, facts.switches
+        self.trusted = trusted  # the supervisor's side: no key, no count
+        super().__init__(("", 0), Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = bound
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], (Gone, ConnectionError)):
@@ -109,8 +160,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self.send_json(503 if switches.never_healthy else 200, {})
         elif self.path == "/fake/events":
-            with self.server.lock:
-                self.send_json(200, self.server.events)
+            with self.server.facts.lock:
+                self.send_json(200, self.server.facts.events)
+        elif self.path == "/slimserve/state" and self.server.trusted:
+            self.send_json(200, self.server.facts.state())
+        elif self.path == "/metrics" and self.server.trusted:
+            self.send_json(200, {})
         elif self.path == "/v1/models" and self.allowed():
             self.send_json(200, {"object": "list", "data": [{"id": switches.model, "object": "model"}]})
         elif self.path != "/v1/models":
@@ -118,12 +173,34 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        facts = self.server.facts
+        if self.server.trusted and self.path in ("/slimserve/accept", "/slimserve/drain"):
+            (facts.accept if self.path.endswith("accept") else facts.drain)()
+            self.send_json(200, facts.state())
+            return
         if not self.allowed():
             return
         body = json.loads(raw)
-        with self.server.lock:
-            self.server.events["requests"].append({"path": self.path, "body": body})
-            self.server.events["authorizations"].append(self.headers.get("Authorization"))
+        with facts.lock:
+            facts.events["requests"].append({"path": self.path, "body": body})
+            facts.events["authorizations"].append(self.headers.get("Authorization"))
+        if self.server.trusted:
+            self.answer(body)
+            return
+        if facts.draining:
+            self.send_error_json(503, "server_error", "draining")
+            return
+        facts.begin()
+        try:
+            if facts.switches.freeze:
+                self.wait(600.0)
+            self.answer(body)
+        except Gone:
+            self.close_connection = True
+        finally:
+            facts.end()
+
+    def answer(self, body: dict[str, Any]) -> None:
         if body.get("model") != self.server.switches.model:
             self.send_error_json(404, "NotFoundError", f"The model `{body.get('model')}` does not exist.")
             return
@@ -135,13 +212,14 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.send_error_json(404, "NotFoundError", f"no route {self.path}")
         except (Gone, ConnectionError):
-            with self.server.lock:
-                self.server.events["disconnects"] += 1
+            with self.server.facts.lock:
+                self.server.facts.events["disconnects"] += 1
             print("fake: the client went away", flush=True)
             self.close_connection = True
 
     def allowed(self) -> bool:
-        if not self.server.key or self.headers.get("Authorization") == f"Bearer {self.server.key}":
+        key = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if self.server.trusted or not self.server.facts.hashes or digest(key) in self.server.facts.hashes:
             return True
         self.send_error_json(401, "Unauthorized", "Unauthorized")
         return False
@@ -224,6 +302,7 @@ class Handler(BaseHTTPRequestHandler):
         size = self.server.switches.bytes_per_write or len(data)
         for start in range(0, len(data), size):
             part = data[start : start + size]
+            self.server.facts.stepped = time.monotonic()
             self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
             self.wfile.flush()
 
@@ -237,6 +316,23 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_error_json(self, status: int, kind: str, message: str) -> None:
         self.send_json(status, {"error": {"message": message, "type": kind, "param": None, "code": status}})
+
+
+def digest(key: str) -> str:
+    """A key as the launch hands it over."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def bind(switches: argparse.Namespace) -> socket.socket:
+    """The address of this fake, taken and not yet listened on."""
+    if switches.uds:
+        bound = socket.socket(socket.AF_UNIX)
+        bound.bind(switches.uds)
+        return bound
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind((switches.host, switches.port))
+    return bound
 
 
 def pieces(text: str) -> list[str]:
@@ -274,19 +370,23 @@ def main() -> None:
 
         launch.arm()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if switches.ignore_sigterm else lambda *_: os._exit(0))
-    server = Server(switches)
-    server.server_bind()
+    bound = bind(switches)
+    address = switches.uds or bound.getsockname()[1]
+    server = Server(Facts(switches), bound, trusted=bool(switches.uds))
     leave_children(switches)
-    print(f"loading on {server.server_address[1]}", flush=True)
+    print(f"loading on {address}", flush=True)
     time.sleep(switches.load_seconds / 2)
-    if switches.crash_on_load:
+    again = switches.only_once is not None and os.path.exists(switches.only_once)
+    if switches.only_once is not None:
+        open(switches.only_once, "w").close()
+    if switches.crash_on_load or again:
         print("fake: the load failed", file=sys.stderr, flush=True)
         sys.exit(3)
     time.sleep(switches.load_seconds / 2)
     if switches.oom_like:
         os.kill(os.getpid(), signal.SIGKILL)
-    server.server_activate()
-    print(f"listening on {server.server_address[1]}", flush=True)
+    bound.listen(128)
+    print(f"listening on {address}", flush=True)
     if switches.crash_after is not None:
         threading.Timer(switches.crash_after, os._exit, (7,)).start()
     try:

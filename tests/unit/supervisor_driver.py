@@ -9,9 +9,11 @@ import signal
 import sys
 from pathlib import Path
 
-from slimserve.engine import supervisor
+from slimserve.admission.config import Config
+from slimserve.engine import attempt, supervisor
 from slimserve.engine.process import EngineProcess
 from slimserve.errors import SlimserveError
+from slimserve.shapes import build
 
 
 class Spawn(EngineProcess):
@@ -27,15 +29,19 @@ def main() -> int:
     parser.add_argument("--term-at", default="", help="SIGTERM to ourselves when a report begins so")
     parser.add_argument("--term-in-spawn", action="store_true")
     parser.add_argument("--ignore-hup", action="store_true", help="as nohup does")
+    parser.add_argument("--hold-seconds", type=float, default=supervisor.HOLD_SECONDS)
+    parser.add_argument("--steady-seconds", type=float, default=supervisor.STEADY_SECONDS)
     switches = parser.parse_args()
     fields = json.load(sys.stdin)
-    launch = supervisor.Launch(
-        **{**fields, "argv": tuple(fields["argv"]), "run_folder": Path(fields["run_folder"])},
-    )
+    paths = {name: Path(fields[name]) for name in ("run_folder", "control")}
+    admission = build(Config, fields["admission"])
+    launch = supervisor.Launch(**{**fields, **paths, "argv": tuple(fields["argv"]), "admission": admission})
+    supervisor.HOLD_SECONDS = switches.hold_seconds
+    supervisor.STEADY_SECONDS = switches.steady_seconds
     if switches.ignore_hup:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if switches.term_in_spawn:
-        supervisor.EngineProcess = Spawn  # type: ignore[misc]
+        attempt.EngineProcess = Spawn  # type: ignore[misc]
 
     def report(line: str) -> None:
         print(line, flush=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import http.client
+import json
 import os
 import secrets
 import socket
@@ -11,8 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from slimserve.admission.config import Config
 from slimserve.engine import procfs
+from slimserve.engine.record import control_path
 from slimserve.engine.supervisor import Launch
+from slimserve.shapes import plain
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests/fakes/engine.py"
@@ -36,6 +42,18 @@ def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.01)
 
 
+def ask(port: int, path: str, body: object = None, key: str = "") -> tuple[int, dict[str, str], bytes]:
+    """One request to the public port: status, headers in lower case, body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        connection.request("GET" if body is None else "POST", path, json.dumps(body) if body else None, headers)
+        response = connection.getresponse()
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+    finally:
+        connection.close()
+
+
 class Fake:
     """Launches of the fake engine whose processes all carry one mark in their environment."""
 
@@ -49,23 +67,29 @@ class Fake:
         load_seconds: float = 20.0,
         warmup_seconds: float = 20.0,
         stop_seconds: float = 5.0,
+        drain_seconds: float = 20.0,
+        stall_seconds: float = 20.0,
         api_key: str | None = None,
         model_name: str = "fake",
         port: int | None = None,
         run: str = "run",
     ) -> Launch:
-        port = port or free_port()
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        control = control_path(self.runs / run)
+        hashes = {} if api_key is None else {"test": hashlib.sha256(api_key.encode()).hexdigest()}
         return Launch(
-            argv=(sys.executable, str(FAKE), "--port", str(port), *switches),
-            env={MARK: self.mark, "PATH": os.environ["PATH"], "PYTHONPATH": path, "VLLM_API_KEY": api_key or ""},
+            argv=(sys.executable, str(FAKE), "--uds", str(control), *switches),
+            env={MARK: self.mark, "PATH": os.environ["PATH"], "PYTHONPATH": path},
+            admission=Config(max_in_flight=8, max_model_len=4096, key_hashes=hashes),
+            control=control,
             host="127.0.0.1",
-            port=port,
+            port=port or free_port(),
             model_name=model_name,
-            api_key=api_key,
             run_folder=self.runs / run,
             load_seconds=load_seconds,
             warmup_seconds=warmup_seconds,
+            drain_seconds=drain_seconds,
+            stall_seconds=stall_seconds,
             stop_seconds=stop_seconds,
             profile_id="fake-profile",
         )
@@ -110,14 +134,18 @@ def fake_fixture(folder: Path) -> Iterator[Fake]:
         fake.kill_all()
 
 
+def to_order(launch: Launch) -> str:
+    """A launch as the driver reads it."""
+    fields = {name: getattr(launch, name) for name in Launch.__dataclass_fields__}
+    paths = {name: str(fields[name]) for name in ("run_folder", "control")}
+    return json.dumps({**fields, **paths, "env": dict(launch.env), "admission": plain(launch.admission, nulls=False)})
+
+
 class Driver:
     """A process that runs `Supervisor.run` in the foreground; its reports are read one by one."""
 
     def __init__(self, launch: Launch, *switches: str) -> None:
-        import json
-
-        fields = {name: getattr(launch, name) for name in Launch.__dataclass_fields__}
-        order = json.dumps({**fields, "env": dict(launch.env), "run_folder": str(launch.run_folder)})
+        order = to_order(launch)
         self.process = subprocess.Popen(
             [sys.executable, str(DRIVER), *switches],
             stdin=subprocess.PIPE,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimserve.engine.command import OWNED, PASSED, build, flags
+from slimserve.admission.config import VARIABLE, Config
+from slimserve.engine import door
+from slimserve.engine.command import OWNED, PASSED, Command, build, flags
 from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan
 from slimserve.registry import load_registry
 
 GOOD = Path(__file__).parent.parent / "registry"
-KEY = "sk-a-secret-that-must-not-show"
+CONTROL = Path("/run/engine.sock")
+HASH = "5e" * 32
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +26,11 @@ def plan() -> Plan:
     subject = registry.subject(registry.profiles["expert-fp8-rack"])
     weights = WeightsOnDisk(Path("/cache/weights/expert"), ready=True, needed_bytes=0)
     return make_plan(subject, describe(subject.platform, 1 << 40), weights)
+
+
+def made(plan: Plan, user: dict[str, str] | None = None, **settings: Any) -> Command:
+    admission = door.configure(plan, control=CONTROL, **settings)
+    return build(plan, admission, cache=Path("/cache"), user_environment=user or {})
 
 
 def test_false_becomes_a_flag_of_its_own() -> None:
@@ -52,7 +61,7 @@ def test_the_environment_of_the_profile_wins_and_says_so(plan: Plan) -> None:
         "EDITOR": "vi",
         "AWS_SECRET_ACCESS_KEY": "x",
     }
-    built = build(plan, host="127.0.0.1", port=8000, cache=Path("/cache"), user_environment=user)
+    built = made(plan, user)
     assert built.env["VLLM_NO_USAGE_STATS"] == "1"
     assert built.env["PATH"] == "/bin"
     for name in ("VLLM_ATTENTION_BACKEND", "OMP_NUM_THREADS", "PYTHONPATH", "EDITOR", "AWS_SECRET_ACCESS_KEY"):
@@ -68,39 +77,57 @@ def test_the_environment_of_the_profile_wins_and_says_so(plan: Plan) -> None:
     assert "EDITOR" not in notes
 
 
-def test_the_key_travels_by_environment_alone(plan: Plan) -> None:
-    built = build(plan, host="127.0.0.1", port=8000, cache=Path("/cache"), user_environment={}, api_key=KEY)
-    assert built.env["VLLM_API_KEY"] == KEY
-    assert not any(KEY in part for part in built.argv)
-    assert KEY not in str(built.shown_env())
-    assert KEY not in "".join(built.notes)
+def test_hashes_of_keys_are_in_no_argv_and_not_shown(plan: Plan) -> None:
+    built = made(plan, key_hashes={"environment": HASH})
+    assert built.admission.key_hashes == {"environment": HASH}
+    for seen in (built.argv, built.shown_env(), built.env, built.notes, built.rows):
+        assert HASH not in str(seen)
 
 
-def test_the_users_own_key_variable_is_not_passed_on(plan: Plan) -> None:
-    user = {"SLIMSERVE_API_KEY": KEY, "VLLM_API_KEY": "other"}
-    built = build(plan, host="127.0.0.1", port=8000, cache=Path("/cache"), user_environment=user)
-    assert KEY not in built.env.values()
-    assert "other" not in built.env.values()
-    assert "other" not in "".join(built.notes)
+def test_the_users_own_keys_are_not_passed_on(plan: Plan) -> None:
+    built = made(plan, {"SLIMSERVE_API_KEY": "sk-one", "VLLM_API_KEY": "sk-other"})
+    seen = [*built.env.values(), *built.notes]
+    assert not any(key in text for key in ("sk-one", "sk-other") for text in seen)
 
 
-def test_loopback_no_origins_no_remote_code_one_server(plan: Plan) -> None:
-    argv = build(plan, host="127.0.0.1", port=8000, cache=Path("/cache"), user_environment={}).argv
+def test_no_port_no_origins_no_remote_code_one_server(plan: Plan) -> None:
+    argv = made(plan, origins=("https://example.org",)).argv
     joined = " ".join(argv)
-    assert "--host 127.0.0.1" in joined
-    assert "--allowed-origins []" in joined
+    assert f"--uds {CONTROL}" in joined
+    assert not {"--host", "--port", "--api-key"} & set(argv)
+    assert "--allowed-origins []" in joined  # the door answers for origins
     assert "--no-trust-remote-code" in joined
     assert "--api-server-count 1" in joined
-    assert "--api-key" not in joined
+    assert "--middleware slimserve.admission.middleware.Admission" in joined
+
+
+def test_the_door_is_what_the_profile_says(plan: Plan) -> None:
+    profile, model = plan.subject.profile, plan.subject.model
+    file = Path("/etc/keys")
+    got = made(plan, keys_file=file, origins=("https://example.org",)).admission
+    assert got.max_in_flight == profile.admission.max_in_flight.value
+    assert got.max_model_len == profile.engine.max_model_len.value
+    assert (got.control, got.keys_file, got.origins) == (str(CONTROL), str(file), ("https://example.org",))
+    assert (got.thinking is not None) == ("thinking" in model.traits)
+    assert got.listen_fd is None
+    assert Config(**vars(got)) == got
+
+
+def test_what_the_engine_and_its_door_are_told_has_reasons(plan: Plan) -> None:
+    built = made(plan)
+    reasons = {row.key: row.evidence for row in built.rows}
+    assert reasons["uds"] == "policy: loopback"
+    assert reasons["middleware"] == "policy: in-flight-cap"
+    assert VARIABLE in built.shown_env()
 
 
 def test_devices_are_named_by_uuid(plan: Plan) -> None:
-    env = build(plan, host="127.0.0.1", port=8000, cache=Path("/cache"), user_environment={}).env
+    env = made(plan).env
     assert env["CUDA_VISIBLE_DEVICES"] == ",".join(gpu.uuid for gpu in plan.gpus)
 
 
 def test_caches_are_private_to_version_and_profile(plan: Plan) -> None:
-    env = build(plan, host="127.0.0.1", port=8000, cache=Path("/cache"), user_environment={}).env
+    env = made(plan).env
     for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HF_HOME"):
         assert env[name].startswith("/cache/engine/vllm-0.32.0/expert-fp8-rack/")
 

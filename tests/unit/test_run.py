@@ -16,6 +16,7 @@ from slimserve.engine import command
 from slimserve.errors import Refused, SlimserveError
 from slimserve.model import Geometry
 from slimserve.plan import describe
+from slimserve.profile import RequestPolicy
 from slimserve.registry import load_registry
 from slimserve.session import Session
 from slimserve.shapes import plain
@@ -105,12 +106,26 @@ def test_a_cache_that_cannot_be_written_is_found_before_the_start(session: Sessi
     blocked.parent.mkdir(parents=True)
     blocked.write_text("a file where a folder belongs")
     with pytest.raises(SlimserveError, match=r"the engine's cache .* cannot be written"):
-        run.launch(session, session.registry.default, "127.0.0.1", 8999)
+        run.prepare(session, session.plan(session.registry.default), lambda done, total, name: None)
+
+
+def test_a_profile_for_comparing_engines_is_not_served(session: Session) -> None:
+    profile = session.registry.default
+    greedy = replace(profile.admission.max_in_flight, value="verification")
+    with pytest.raises(Refused, match=r"policy\.greedy: verification"):
+        run.launch(session, replace(profile, policy=RequestPolicy(greedy=greedy)), "127.0.0.1", 8999)
 
 
 def test_caches_are_made_private(session: Session) -> None:  # B11
-    supervisor = run.launch(session, session.registry.default, "127.0.0.1", 8999)
-    assert supervisor.base_url == "http://127.0.0.1:8999/v1"
+    told: list[str] = []
+    run.prepare(session, session.plan(session.registry.default), lambda done, total, name: told.append(name))
     own = command.engine_cache(session.cache, "tiny-bf16-box")
     assert sorted(path.name for path in own.iterdir()) == sorted(command.CACHES.values())
     assert all(path.stat().st_mode & 0o077 == 0 for path in own.iterdir())
+    assert any("model.safetensors" in name for name in told)
+
+
+def test_a_launch_starts_nothing(session: Session) -> None:
+    supervisor = run.launch(session, session.registry.default, "127.0.0.1", 8999)
+    assert supervisor.base_url == "http://127.0.0.1:8999/v1"
+    assert not supervisor.log_path.parent.exists()

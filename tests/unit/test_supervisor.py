@@ -2,19 +2,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from supervisor_support import KEY, Fake, fake_fixture, free_port, until
+from supervisor_support import KEY, Fake, ask, fake_fixture, free_port, until
 
 from slimserve.engine import ending, ports, process, procfs
-from slimserve.engine.supervisor import Supervisor
+from slimserve.engine.supervisor import Launch, Supervisor
 from slimserve.errors import Failed, Refused
 
 
@@ -54,7 +56,8 @@ def test_the_engine_gets_no_input_and_the_environment_as_given(fake: Fake) -> No
     with Supervisor(launch, lambda line: None):
         pid = json.loads((launch.run_folder / "engine.json").read_text())["pid"]
         names = {entry.split(b"=")[0].decode() for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
-        assert names - {""} == {*launch.env, "SLIMSERVE_PARENT_PID", "SLIMSERVE_ENGINE_TAG"}
+        ours = {"SLIMSERVE_PARENT_PID", "SLIMSERVE_ENGINE_TAG", "SLIMSERVE_ADMISSION"}
+        assert names - {""} == {*launch.env, *ours}
         assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
 
 
@@ -73,9 +76,8 @@ def test_a_long_load_takes_nothing_from_the_warm_up(fake: Fake) -> None:  # B5
 @pytest.mark.parametrize("switches", [("--never-healthy",), ("--load-seconds", "30")])
 def test_load_deadline(fake: Fake, switches: tuple[str, ...]) -> None:
     supervisor = Supervisor(fake.launch(*switches, load_seconds=0.6), lambda line: None)
-    supervisor.start()
-    with pytest.raises(Failed, match=r"did not load within 0\.6 s(.|\n)*`serve\.load_seconds`"):
-        supervisor.wait_ready()
+    with pytest.raises(Failed, match=r"did not load within 0\.6 s(.|\n)*`serve\.load_seconds`"), supervisor:
+        pytest.fail("it never was ready")
     fake.require_none()
     assert supervisor.log_path.exists()
 
@@ -83,24 +85,24 @@ def test_load_deadline(fake: Fake, switches: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("switch", ["--healthy-but-no-completion", "--empty-completion"])
 def test_warm_up_deadline(fake: Fake, switch: str) -> None:
     supervisor = Supervisor(fake.launch(switch, warmup_seconds=0.6), lambda line: None)
-    supervisor.start()
-    with pytest.raises(Failed, match=r"no token within 0\.6 s(.|\n)*`serve\.warmup_seconds`"):
-        supervisor.wait_ready()
+    with pytest.raises(Failed, match=r"no token within 0\.6 s(.|\n)*`serve\.warmup_seconds`"), supervisor:
+        pytest.fail("it never was ready")
     fake.require_none()
 
 
 def test_a_question_that_cannot_succeed_is_not_asked_until_the_deadline(fake: Fake) -> None:
     supervisor = Supervisor(fake.launch(model_name="another", warmup_seconds=60.0), lambda line: None)
-    supervisor.start()
-    with pytest.raises(Failed, match=r"refuses a one-token completion: HTTP 404: .*`another` does not exist"):
-        supervisor.wait_ready()
+    with (
+        pytest.raises(Failed, match=r"refuses a one-token completion: HTTP 404: .*`another` does not exist"),
+        supervisor,
+    ):
+        pytest.fail("it never was ready")
 
 
 def test_death_during_load_shows_status_and_the_last_lines(fake: Fake) -> None:
     supervisor = Supervisor(fake.launch("--crash-on-load", "--print-lines", "100"), lambda line: None)
-    supervisor.start()
-    with pytest.raises(Failed) as caught:
-        supervisor.wait_ready()
+    with pytest.raises(Failed) as caught, supervisor:
+        pytest.fail("it never was ready")
     text = str(caught.value)
     assert "exit status 3" in text
     assert str(supervisor.log_path) in text
@@ -116,20 +118,18 @@ def test_only_this_start_is_in_the_tail(fake: Fake) -> None:
     launch.run_folder.mkdir(parents=True)
     (launch.run_folder / "engine.log").write_text("of an earlier start\n")
     supervisor = Supervisor(launch, lambda line: None)
-    supervisor.start()
-    with pytest.raises(Failed) as caught:
-        supervisor.wait_ready()
+    with pytest.raises(Failed) as caught, supervisor:
+        pytest.fail("it never was ready")
     assert "of an earlier start" not in str(caught.value)
     assert supervisor.log_path.read_text().startswith("of an earlier start\n")
 
 
 def test_a_kill_is_told_apart_from_the_out_of_memory_killer(fake: Fake) -> None:
     supervisor = Supervisor(fake.launch("--oom-like"), lambda line: None)
-    supervisor.start()
     # Nothing but the counters tells the two apart, and they stand still here unless the machine really runs out.
     words = "not the kernel's out-of-memory killer" if ending.oom_counters() else "probably the kernel's"
-    with pytest.raises(Failed, match=rf"signal 9 \(SIGKILL\)(.|\n)*{words}"):
-        supervisor.wait_ready()
+    with pytest.raises(Failed, match=rf"signal 9 \(SIGKILL\)(.|\n)*{words}"), supervisor:
+        pytest.fail("it never was ready")
 
 
 @pytest.mark.parametrize(
@@ -148,25 +148,30 @@ def test_what_the_counters_say(status: int, before: dict[str, int], after: dict[
     assert bool(verdict) == bool(says)
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_stop_ends_what_ignores_it(fake: Fake, early: bool) -> None:
+def test_stop_ends_what_ignores_it(fake: Fake) -> None:
     switches = ["--ignore-sigterm", "--leak-children", "2", "--double-fork-child"]
-    switches += ["--load-seconds", "30"] if early else []
-    supervisor = Supervisor(fake.launch(*switches, stop_seconds=0.3), lambda line: None)
-    supervisor.start()
-    if not early:
-        supervisor.wait_ready()
-    fake.await_all(4, sessions=2)  # leader, two children, and a daemon
-    supervisor.stop()
+    with Supervisor(fake.launch(*switches, stop_seconds=0.3), lambda line: None):
+        fake.await_all(4, sessions=2)  # leader, two children, and a daemon
     fake.require_none()
-    supervisor.stop()
+
+
+def test_an_early_stop_ends_what_ignores_it(fake: Fake) -> None:
+    switches = ["--ignore-sigterm", "--leak-children", "2", "--double-fork-child", "--load-seconds", "30"]
+
+    def report(line: str) -> None:
+        if line.startswith("loading"):
+            fake.await_all(4, sessions=2)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Supervisor(fake.launch(*switches, stop_seconds=0.3), report):
+        pytest.fail("it never was ready")
+    fake.require_none()
 
 
 def test_children_of_a_dead_leader_are_ended(fake: Fake) -> None:
     supervisor = Supervisor(fake.launch("--crash-on-load", "--leak-children", "2", "--double-fork-child"), print)
-    supervisor.start()
-    with pytest.raises(Failed, match="exit status 3"):
-        supervisor.wait_ready()
+    with pytest.raises(Failed, match="exit status 3"), supervisor:
+        pytest.fail("it never was ready")
     fake.require_none()
 
 
@@ -186,61 +191,55 @@ def test_ctrl_c_between_the_fork_and_our_knowing_of_it(fake: Fake, monkeypatch: 
             super().__init__(*args)
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("slimserve.engine.supervisor.EngineProcess", Interrupted)
+    monkeypatch.setattr("slimserve.engine.attempt.EngineProcess", Interrupted)
     with pytest.raises(KeyboardInterrupt), Supervisor(fake.launch("--load-seconds", "30"), lambda line: None):
         pytest.fail("it never was ready")
     fake.require_none()
 
 
-def test_one_supervisor_starts_one_engine(fake: Fake) -> None:
-    with Supervisor(fake.launch(), lambda line: None) as supervisor:
-        with pytest.raises(RuntimeError):
-            supervisor.start()
-        assert len(fake.processes()) == 1
-
-
-def test_the_key_is_seen_by_the_engine_and_nowhere_else(fake: Fake) -> None:
+def test_the_key_is_asked_for_and_seen_nowhere(fake: Fake) -> None:
     reports: list[str] = []
     launch = fake.launch(api_key=KEY)
     with Supervisor(launch, reports.append):
+        assert ask(launch.port, "/v1/models")[0] == 401
+        assert ask(launch.port, "/v1/models", key=KEY)[0] == 200
         files = [path for path in launch.run_folder.rglob("*") if path.is_file()]
-        assert {path.name for path in files} == {"engine.log", "engine.json"}
+        assert {path.name for path in files} == {"engine.log", "engine.json", "status.json"}
         seen = [path.read_text() for path in files] + reports + [repr(launch)]
         seen += [procfs.command_line(process.pid) for process in fake.processes()]
+        seen += [Path(f"/proc/{process.pid}/environ").read_text() for process in fake.processes()]
     assert not [text for text in seen if KEY in text]
 
 
-def test_a_wrong_key_is_an_error_that_does_not_show_it(fake: Fake) -> None:
-    launch = fake.launch()
-    supervisor = Supervisor(type(launch)(**{**vars(launch), "env": {**launch.env, "VLLM_API_KEY": KEY}}), print)
-    supervisor.start()
-    with pytest.raises(Failed, match="HTTP 401") as caught:
-        supervisor.wait_ready()
-    assert KEY not in str(caught.value)
+def refusal(launch: Launch) -> str:
+    with pytest.raises(Refused) as caught, Supervisor(launch, print):
+        pytest.fail("it was not refused")
+    return str(caught.value)
 
 
 def test_a_taken_port_is_found_before_anything_is_started(fake: Fake) -> None:  # B4
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         launch = fake.launch(port=port)
-        with pytest.raises(Refused, match=rf"port {port} on 127\.0\.0\.1 is taken by process {os.getpid()} \("):
-            Supervisor(launch, lambda line: None).start()
+        assert f"port {port} on 127.0.0.1 is taken by process {os.getpid()} (" in refusal(launch)
     assert not launch.run_folder.exists()
 
 
-def test_a_port_of_an_engine_that_still_loads_is_taken(fake: Fake) -> None:  # B4
-    launch = fake.launch("--load-seconds", "30")
-    first = Supervisor(launch, lambda line: None)
-    first.start()
-    try:
-        until(lambda: "loading on" in first.log_path.read_text(), 10.0, "the port is bound")
-        second = Supervisor(fake.launch(port=launch.port, run="second"), lambda line: None)
-        with pytest.raises(
-            Refused, match=f"port {launch.port} on 127.0.0.1 is taken by a process that does not listen"
-        ):
-            second.start()
-    finally:
-        first.stop()
+def test_a_port_of_our_own_says_whose_it_is_and_since_when(fake: Fake) -> None:  # B4
+    launch = fake.launch()
+    with Supervisor(launch, lambda line: None):
+        text = refusal(fake.launch(port=launch.port, run="second"))
+    own = f"taken by the endpoint of fake-profile (process {os.getpid()}), ready since "
+    assert f"port {launch.port} on 127.0.0.1 is {own}" in text
+    assert time.strftime("%Y-%m-%d ") in text
+
+
+def test_a_port_that_is_bound_and_not_listened_on_is_taken(fake: Fake) -> None:  # B4
+    with socket.socket() as loading:
+        loading.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        loading.bind(("127.0.0.1", 0))
+        port = loading.getsockname()[1]
+        assert f"port {port} on 127.0.0.1 is taken by a process that does not listen" in refusal(fake.launch(port=port))
 
 
 def test_an_old_connection_does_not_take_the_port() -> None:
@@ -251,7 +250,7 @@ def test_an_old_connection_does_not_take_the_port() -> None:
             accepted.close()  # who closes first keeps the port in TIME_WAIT
             assert client.recv(1) == b""
     until(lambda: bool(procfs.sockets(port)), 2.0, "a connection in TIME_WAIT")
-    ports.require_free("127.0.0.1", port)
+    ports.listen("127.0.0.1", port).close()
 
 
 @pytest.mark.parametrize(
@@ -259,19 +258,22 @@ def test_an_old_connection_does_not_take_the_port() -> None:
 )
 def test_a_host_that_is_not_this_machine(host: str, said: str) -> None:
     with pytest.raises(Refused, match=said):
-        ports.require_free(host, free_port())
+        ports.listen(host, free_port())
 
 
 def test_an_unwritable_run_folder_is_refused_before_the_start(fake: Fake, tmp_path: Path) -> None:  # B11
     (tmp_path / "runs").write_text("a file where the folder of the runs should be")
-    with pytest.raises(Refused, match=r"cannot write in the run folder .*/runs/run: "):
-        Supervisor(fake.launch(), lambda line: None).start()
+    assert re.search(r"cannot write in the run folder .*/runs/run: ", refusal(fake.launch()))
     fake.require_none()
 
 
 def test_a_command_that_is_not_there(fake: Fake) -> None:
-    launch = fake.launch()
-    supervisor = Supervisor(type(launch)(**{**vars(launch), "argv": ("/nonexistent/python",)}), lambda line: None)
-    with pytest.raises(Refused, match="cannot start the engine"):
-        supervisor.start()
-    supervisor.stop()
+    assert "cannot start the engine" in refusal(replace(fake.launch(), argv=("/nonexistent/python",)))
+
+
+def test_a_run_folder_too_deep_for_a_socket(fake: Fake) -> None:
+    launch = fake.launch(run="x" * 120)
+    assert launch.control.parent != launch.run_folder
+    with Supervisor(launch, lambda line: None):
+        assert mode(launch.control.parent) == 0o700
+    assert not launch.control.parent.exists()

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from supervisor_support import ROOT
 
-from slimserve.engine import ending, import_hook, launch, probe, procfs
+from slimserve.engine import ending, import_hook, launch, ports, procfs
+from slimserve.engine.control import has_token
 from slimserve.engine.process import EngineProcess
-from slimserve.engine.record import RunFolder, StartRecord, leftovers, without_secrets
+from slimserve.engine.record import RunFolder, StartRecord, leftovers
 
 ENV = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
 
@@ -107,7 +108,7 @@ def test_a_record_whose_number_was_given_to_another_process_is_no_leftover(tmp_p
         now = procfs.read(leader.pid)
         assert now is not None
         record = StartRecord("p", 1, leader.pid, now.start_ticks, "tag", own.pid, own.start_ticks - 1, ("x",))
-        folder = RunFolder(tmp_path / "run")
+        folder = RunFolder(tmp_path / "run", tmp_path / "run/engine.sock")
         folder.prepare()
         folder.write(record)
         (found,) = leftovers(tmp_path)
@@ -125,10 +126,6 @@ def test_a_torn_record_is_passed_over(tmp_path: Path, text: str) -> None:
     assert leftovers(tmp_path) == []
 
 
-def test_secrets_are_masked() -> None:
-    assert without_secrets(["--key=abc", "x"], ["abc", ""]) == ("--key=***", "x")
-
-
 @pytest.mark.parametrize(
     ("host", "url"),
     [
@@ -140,7 +137,7 @@ def test_secrets_are_masked() -> None:
     ],
 )
 def test_base_url(host: str, url: str) -> None:
-    assert probe.Address(host, 80).base_url == url
+    assert ports.url(host, 80) == url
 
 
 @pytest.mark.parametrize(
@@ -155,7 +152,7 @@ def test_base_url(host: str, url: str) -> None:
     ],
 )
 def test_a_token_is_counted_not_read(answer: bytes, expected: bool) -> None:
-    assert probe.has_token(answer) is expected
+    assert has_token(answer) is expected
 
 
 def test_an_engine_is_started_from_the_main_thread_only(tmp_path: Path) -> None:

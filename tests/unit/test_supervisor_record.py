@@ -33,7 +33,7 @@ def write(path: Path, **changes: Any) -> Path:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run", tmp_path / "run/engine.sock")
     folder.prepare()
     folder.write(GOOD)
     assert record.read(tmp_path / "run" / record.FILE_NAME) == GOOD
@@ -80,6 +80,12 @@ def test_a_record_that_lacks_a_key_is_none(tmp_path: Path, name: str) -> None:
 def test_a_file_that_is_no_record_is_none(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "engine.json"
     path.write_bytes(raw)
+    assert record.read(path) is None
+
+
+def test_another_users_word_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "engine.json")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert record.read(path) is None
 
 

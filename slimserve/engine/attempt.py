@@ -1,0 +1,269 @@
+"""One start of the engine: from the fork to the last of its processes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn
+
+from slimserve.admission.config import VARIABLE, Config
+from slimserve.engine import ending, probe, procfs, stop_signals
+from slimserve.engine.control import Control, Unanswerable
+from slimserve.engine.launch import PARENT
+from slimserve.engine.process import EngineProcess
+from slimserve.engine.record import RunFolder, StartRecord
+from slimserve.engine.state import Board, State
+from slimserve.errors import Failed, Finding, Refused
+
+# The engine does not listen to SIGTERM in some parts of its load, so a wait for it is mostly in vain.
+UNREADY_STOP_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What is started, and how long it may take.
+
+    Args:
+        argv: the command; it makes the engine listen at `control`, and nowhere else.
+        env: the engine's environment; each start adds the supervisor's pid, the engine's tag and the door.
+        admission: what the door is told; each start adds the listening socket.
+        control: the engine's unix socket.
+        host, port: the public address.
+        model_name: the name in the request that proves readiness.
+        run_folder: of this run alone: log, start record, status. Its parent holds the runs.
+        load_seconds: deadline from the start until `/health` answers (`serve.load_seconds`).
+        warmup_seconds: deadline from there until the first token (`serve.warmup_seconds`).
+        drain_seconds: how long running answers may go on after SIGTERM (`serve.drain_seconds`).
+        stall_seconds: without a step, or an answer of the API server, for so long it is frozen (`serve.stall_seconds`).
+        stop_seconds: how long the engine may take to stop by itself once it is ready (`serve.stop_seconds`); before
+            that, when nobody has a request in it, it gets 2 s at most.
+        profile_id: the profile, for the start record.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    admission: Config = field(repr=False)
+    control: Path
+    host: str
+    port: int
+    model_name: str
+    run_folder: Path
+    load_seconds: float
+    warmup_seconds: float
+    drain_seconds: float
+    stall_seconds: float
+    stop_seconds: float
+    profile_id: str
+
+
+class Attempt:
+    """An engine that has been started. Make one with the stop signals deferred: until it is made, nobody can stop it.
+
+    Args:
+        launch: what to start.
+        listening: the endpoint's socket, which the engine inherits.
+        folder: of the run.
+        board: told of the states on the way to ready.
+        report: called with one line for each thing worth telling.
+        signals: those that end a wait; None: Python's own KeyboardInterrupt does.
+
+    Raises:
+        Refused: the command cannot be run; nothing was started.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        listening: socket.socket,
+        folder: RunFolder,
+        board: Board,
+        report: Callable[[str], None],
+        signals: stop_signals.Counter | None,
+    ) -> None:
+        self._launch, self._folder, self._board, self._report = launch, folder, board, report
+        self._signals = signals
+        self.control = Control(launch.control)
+        self._ready = False
+        self._gone = False
+        self._oom_before = ending.oom_counters()
+        folder.clear()
+        tag = secrets.token_hex(16)
+        door = replace(launch.admission, control=str(launch.control), listen_fd=listening.fileno())
+        env = {**launch.env, VARIABLE: door.to_text(), PARENT: str(os.getpid()), procfs.TAG: tag}
+        self._started = time.monotonic()
+        try:
+            self._process = EngineProcess(launch.argv, env, folder.log_path, (listening.fileno(),))
+        except OSError as error:
+            raise Refused(
+                Finding(
+                    f"cannot start the engine: {error}",
+                    f"its command begins with {launch.argv[0]}",
+                    "see that the environment holds the engine; `make serve` sets one up",
+                )
+            ) from error
+        try:
+            self._write_record(tag)
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait_ready(self) -> None:
+        """Wait until the engine has answered with a token.
+
+        Raises:
+            Failed: it died, refused the question, or missed a deadline. It is not stopped yet.
+            Stopped: a signal came.
+        """
+        launch = self._launch
+        self._board.move(State.LOADING, "the engine loads the model", deadline_seconds=launch.load_seconds)
+        self._report(f"loading (at most {launch.load_seconds:g} s)")
+        outcome = self._ask(lambda cancelled: probe.until_healthy(self.control, cancelled), launch.load_seconds)
+        if outcome == "late":
+            self._fail(
+                f"the engine did not load within {launch.load_seconds:g} s",
+                "`serve.load_seconds` of the profile ended before /health answered 200",
+                "see the log; raise `serve.load_seconds` when the machine is slow and the log shows progress",
+            )
+        self._board.move(State.WARMING, "the first token is computed", deadline_seconds=launch.warmup_seconds)
+        self._report(f"warming after {self.seconds:.1f} s (at most {launch.warmup_seconds:g} s)")
+        question = (self.control, launch.model_name, launch.warmup_seconds)
+        try:
+            outcome = self._ask(lambda cancelled: probe.until_token(*question, cancelled), launch.warmup_seconds)
+        except Unanswerable as error:
+            self._fail(
+                f"the engine refuses a one-token completion: {error}",
+                f"it is ready when it has answered one for the model {launch.model_name!r}",
+                "see that the served model name is that of this launch",
+            )
+        if outcome == "late":
+            self._fail(
+                f"the engine gave no token within {launch.warmup_seconds:g} s of loading",
+                "`serve.warmup_seconds` of the profile ended before a one-token completion came back",
+                "see the log; raise `serve.warmup_seconds` when the machine is slow and the log shows progress",
+            )
+        self._ready = True
+
+    def watch(self) -> NoReturn:
+        """Stay by the engine for as long as it works.
+
+        Raises:
+            Failed: it died, or it is frozen. What is left of it is not stopped yet.
+            Stopped: a signal came.
+        """
+        seconds = self._launch.stall_seconds
+        try:
+            self._ask(lambda cancelled: probe.until_frozen(self.control, seconds, cancelled), None)
+        except probe.Frozen as frozen:
+            self._fail(
+                f"the engine is frozen: {frozen}",
+                f"`serve.stall_seconds` of the profile allows {seconds:g} s",
+                "see the log; raise `serve.stall_seconds` when steps of the engine really take that long",
+            )
+        raise AssertionError("unreachable: the watch ends with an exception")
+
+    def drain(self) -> bool:
+        """Wait until no answer is under way, at most `drain_seconds`; returns whether that was reached.
+
+        Raises:
+            Failed: the engine died meanwhile.
+            Stopped: another signal came.
+        """
+        call = self.control
+        return self._ask(lambda cancelled: probe.until_idle(call, cancelled), self._launch.drain_seconds) == "answered"
+
+    def check(self) -> None:
+        """Look whether the engine lives.
+
+        Raises:
+            Failed: it died; its exit status in words and the tail of its log are in it.
+        """
+        status = self._process.status()
+        if status is not None and not self._gone:
+            self._fail_dead(status)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started
+
+    @property
+    def last_words(self) -> tuple[str, ...]:
+        """The end of this start's log."""
+        return tuple(ending.tail(self._folder.log_path, self._process.log_start))
+
+    def kill_leader(self) -> None:
+        """SIGKILL the API server: from then on it takes no connection that others could answer."""
+        if not self._gone:
+            self._process.kill_leader()
+
+    def stop(self) -> None:
+        """Stop the engine and everything that it started. May be called at any time, and again.
+
+        Raises:
+            Failed: a process did not die of SIGKILL.
+        """
+        if self._gone:
+            return
+        begun = time.monotonic()
+        grace = self._launch.stop_seconds if self._ready else min(self._launch.stop_seconds, UNREADY_STOP_SECONDS)
+        if self._process.status() is None:
+            self._report(f"stopping (at most {grace:g} s)")
+        left = self._process.stop(grace, lambda: self._signals is not None and self._signals.count >= 2)
+        if left:
+            names = ", ".join(f"{one.pid} ({one.name})" for one in left)
+            raise Failed(
+                Finding(
+                    f"processes of the engine do not die: {names}",
+                    "SIGKILL waits while a process sleeps in the kernel, as a rule in a driver",
+                    "wait, then look at `ps`; a driver that never wakes needs a restart of the machine",
+                )
+            )
+        self._gone = True
+        self._folder.clear()
+        self._report(f"stopped after {time.monotonic() - begun:.1f} s")
+
+    def _ask(self, call: Callable[[threading.Event], None], seconds: float | None) -> str:
+        outcome = probe.ask(call, self._process, self._signals, seconds)
+        if outcome == "died":
+            self.check()
+        return outcome
+
+    def _write_record(self, tag: str) -> None:
+        launch = self._launch
+        leader, own = procfs.read(self._process.pid), procfs.read(os.getpid())
+        if leader is None or own is None:
+            raise RuntimeError("/proc does not show this process and its child")
+        self._folder.write(
+            StartRecord(
+                profile_id=launch.profile_id,
+                port=launch.port,
+                pid=leader.pid,
+                start_ticks=leader.start_ticks,
+                tag=tag,
+                supervisor_pid=own.pid,
+                supervisor_start_ticks=own.start_ticks,
+                argv=launch.argv,
+            )
+        )
+
+    def _fail(self, what: str, why: str, do: str) -> NoReturn:
+        """Raise Failed with the tail of the engine's log."""
+        words = "".join(f"\n    | {line}" for line in self.last_words)
+        raise Failed(Finding(what, f"{why}\n  log: {self._folder.log_path}{words}", do))
+
+    def _fail_dead(self, status: int) -> NoReturn:
+        verdict = ending.memory_verdict(status, self._oom_before, ending.oom_counters())
+        do = "see the log"
+        if "probably" in verdict or "struck" in verdict:
+            do = "free memory, raise the memory limit of the container, or take a profile that needs less; see the log"
+        self._fail(
+            f"the engine ended by itself after {self.seconds:.1f} s: {ending.status_in_words(status)}",
+            verdict or "an engine ends when it is told to, and it was not",
+            do,
+        )

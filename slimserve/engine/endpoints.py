@@ -1,0 +1,97 @@
+"""What each supervisor tells the other programs of its user: one file in its run's folder, written at each change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from slimserve.engine import procfs
+from slimserve.engine.record import Pid, Ticks, read_fields, write_fields
+from slimserve.engine.state import Status
+from slimserve.shapes import Between, ShapeError, build
+
+FILE_NAME = "status.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A `Status` as it was written; the state may be one that this version does not know."""
+
+    state: str
+    since: Annotated[float, Between(0, 1e12)]
+    reason: str
+    deadline_seconds: float | None
+    restarts: int
+    last_words: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """One endpoint, as its supervisor describes it.
+
+    Args:
+        profile: what it serves.
+        pid, start_ticks, boot: the supervisor, named for good.
+        port: the public TCP port.
+        url: where clients reach it.
+        page: the operator page; None: there is none.
+        control: the engine's unix socket.
+        log: the engine's log.
+        status: where it stands.
+    """
+
+    profile: str
+    pid: Pid
+    start_ticks: Ticks
+    boot: str
+    port: Annotated[int, Between(1, 65535)]
+    url: str
+    page: str | None
+    control: str
+    log: str
+    status: Standing
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its supervisor lives."""
+        return self.boot == procfs.boot() and procfs.lives(self.pid, self.start_ticks)
+
+
+def write(run_folder: Path, facts: Mapping[str, object], status: Status) -> None:
+    """Say where the endpoint of this process stands, whole or not at all.
+
+    Args:
+        run_folder: of its run.
+        facts: the fields of `Endpoint` from `profile` to `log`, but for those that name this process.
+        status: where it stands.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    own = procfs.read(os.getpid())
+    named = {"pid": os.getpid(), "start_ticks": own.start_ticks if own else 0, "boot": procfs.boot()}
+    write_fields(run_folder / FILE_NAME, {**facts, **named, "status": status.to_json()})
+
+
+def remove(run_folder: Path) -> None:
+    """The endpoint is no more."""
+    (run_folder / FILE_NAME).unlink(missing_ok=True)
+
+
+def living(runs_folder: Path) -> list[Endpoint]:
+    """The endpoints under `runs_folder` whose supervisors live; what the dead have left of theirs is removed."""
+    found = []
+    for path in sorted(runs_folder.glob(f"*/{FILE_NAME}")):
+        fields = read_fields(path)
+        try:
+            endpoint = build(Endpoint, fields)
+        except ShapeError:  # another version's
+            continue
+        if endpoint.is_alive:
+            found.append(endpoint)
+        else:
+            path.unlink(missing_ok=True)
+    return found

@@ -1,0 +1,81 @@
+"""`slimserve --status`: the endpoints of this user on this machine, and what killed ones have left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from slimserve import paths
+from slimserve.engine.control import Control
+from slimserve.engine.endpoints import Endpoint, living
+from slimserve.engine.record import Leftover, leftovers
+from slimserve.engine.state import State
+
+DOOR_SECONDS = 2.0
+
+
+def look(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Every endpoint with its state, and every engine whose supervisor is dead, as JSON data."""
+    runs = paths.state_folder(environment) / "runs"
+    return {
+        "endpoints": [_endpoint(one) for one in living(runs)],
+        "leftovers": [_leftover(one) for one in leftovers(runs)],
+    }
+
+
+def render(data: Mapping[str, Any], now: float) -> str:
+    """The same for a person."""
+    lines = [line for endpoint in data["endpoints"] for line in _lines(endpoint, now)]
+    for left in data["leftovers"]:
+        pids = " ".join(map(str, left["pids"]))
+        lines.append(f"{left['profile']}  an engine whose supervisor died: processes {pids}")
+        lines.append(f"    the next start ends it; by hand: kill -9 {pids}")
+    return "\n".join(lines) or "no endpoint runs"
+
+
+def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
+    own = {name: getattr(endpoint, name) for name in ("profile", "pid", "port", "url", "page", "log")}
+    return {**own, **asdict(endpoint.status), "door": _door(endpoint)}
+
+
+def _door(endpoint: Endpoint) -> dict[str, Any] | None:
+    """What the door says of itself; None while no engine serves, or none that answers."""
+    if endpoint.status.state not in (State.READY, State.DRAINING):
+        return None
+    try:
+        return asdict(Control(Path(endpoint.control)).door(DOOR_SECONDS))
+    except OSError:
+        return None
+
+
+def _leftover(leftover: Leftover) -> dict[str, Any]:
+    record = leftover.record
+    pids = [process.pid for process in leftover.processes]
+    return {"profile": record.profile_id, "port": record.port, "pids": pids, "record": str(leftover.path)}
+
+
+def _lines(endpoint: Mapping[str, Any], now: float) -> list[str]:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(endpoint["since"]))
+    spent = max(0, int(now - endpoint["since"]))
+    lines = [f"{endpoint['profile']}  {endpoint['state']} since {since} ({_duration(spent)})"]
+    lines.append(f"    {endpoint['reason']}")
+    door = endpoint["door"]
+    if door is not None:
+        lines.append(f"    {door['in_flight']} of {door['cap']} in flight, {door['waiting']} waiting")
+    elif endpoint["state"] in (State.READY, State.DRAINING):
+        lines.append(f"    the engine has not answered within {DOOR_SECONDS:g} s")
+    if endpoint["restarts"]:
+        lines.append(f"    restarted {endpoint['restarts']} times")
+    lines += [f"    | {words}" for words in endpoint["last_words"][-5:]]
+    lines.append(f"    {endpoint['url']}   page {endpoint['page'] or 'off'}   process {endpoint['pid']}")
+    lines.append(f"    log {endpoint['log']}")
+    return ["".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line) for line in lines]
+
+
+def _duration(seconds: int) -> str:
+    hours, rest = divmod(seconds, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{left} s"

@@ -1,0 +1,315 @@
+"""Crashes, freezes and drains of an endpoint whose clients go on asking."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from supervisor_support import Driver, Fake, ask, fake_fixture, free_port, until
+
+from slimserve.engine import endpoints, procfs
+from slimserve.engine.attempt import Launch
+from slimserve.engine.control import Control
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Fake]:
+    yield from fake_fixture(tmp_path)
+
+
+def leader(fake: Fake, driver: Driver) -> procfs.Process:
+    """The API server of the fake engine."""
+    (found,) = [one for one in fake.processes() if one.session == one.pid and one.parent == driver.process.pid]
+    return found
+
+
+def stop(driver: Driver, code: int = 0) -> str:
+    driver.process.send_signal(signal.SIGTERM)
+    ended, errors = driver.finish(PATIENCE)
+    assert ended == code, errors
+    return errors
+
+
+def unavailable(port: int, path: str = "/v1/chat/completions", body: object = CHAT) -> tuple[int, str]:
+    """What the front says: seconds to wait, and the message."""
+    status, headers, raw = ask(port, path, body)
+    assert status == 503
+    assert headers["connection"] == "close"
+    error = json.loads(raw)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return int(headers["retry-after"]), error["message"]
+
+
+class Clients:
+    """Threads that ask without a pause; what they met is counted."""
+
+    def __init__(self, port: int, count: int = 4) -> None:
+        self.met: Counter[object] = Counter()
+        self.longest = 0.0
+        self._port, self._over = port, threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
+
+    def __enter__(self) -> Clients:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            begun = time.monotonic()
+            try:
+                met: object = ask(self._port, "/v1/chat/completions", CHAT)[0]
+            except (OSError, http.client.HTTPException) as error:
+                met = type(error).__name__
+            with self._lock:
+                self.met[met] += 1
+                self.longest = max(self.longest, time.monotonic() - begun)
+
+
+def test_who_comes_too_early_is_told_when_to_come_back(fake: Fake) -> None:
+    launch = fake.launch("--load-seconds", "60")
+    driver = Driver(launch)
+    driver.until_report("loading")
+    seconds, message = unavailable(launch.port)
+    assert 1 <= seconds <= 60
+    assert message.startswith("the endpoint is loading: ")
+    unavailable(launch.port, "/health", None)
+    # A body that is still being sent does not cost the client the answer.
+    with socket.create_connection(("127.0.0.1", launch.port), timeout=30) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n")
+        client.sendall(b"x" * 3_000_000)
+        assert client.recv(65536).startswith(b"HTTP/1.1 503 ")
+    with socket.create_connection(("127.0.0.1", launch.port), timeout=30) as client:
+        client.sendall(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+        assert answer.endswith(b"\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", launch.port), timeout=30) as client:
+        client.sendall(b"G" * 100_000)
+        assert client.recv(65536).startswith(b"HTTP/1.1 503 ")
+    assert stop(driver, 1) == ""
+
+
+def test_kill_9_of_the_engine_is_a_pause_for_its_clients(fake: Fake) -> None:
+    launch = fake.launch("--load-seconds", "0.5")
+    driver = Driver(launch)
+    driver.until_report("ready")
+    first = leader(fake, driver)
+    with Clients(launch.port) as clients:
+        until(lambda: clients.met[200] > 20, PATIENCE, "answers")
+        os.kill(first.pid, signal.SIGKILL)
+        driver.until_report("restarting in 0 s")
+        driver.until_report("ready")
+        before = clients.met[200]
+        until(lambda: clients.met[200] > before + 20, PATIENCE, "answers again")
+    # Who was talking to the engine as it died is cut off; nobody is refused, and nobody hangs.
+    cut = {"RemoteDisconnected", "ConnectionResetError", "IncompleteRead", "BrokenPipeError", "BadStatusLine"}
+    assert set(clients.met) <= {200, 503} | cut
+    assert sum(clients.met[name] for name in cut) <= 8
+    assert clients.met[503] > 0
+    assert clients.longest < 30
+    assert leader(fake, driver).pid != first.pid
+    (endpoint,) = endpoints.living(fake.runs)
+    assert (endpoint.status.state, endpoint.status.restarts) == ("ready", 1)
+    stop(driver)
+    assert endpoints.living(fake.runs) == []
+
+
+def test_three_crashes_in_a_row_end_in_failed_with_the_last_words(fake: Fake) -> None:
+    launch = fake.launch("--crash-after", "0.5", "--print-lines", "3")
+    driver = Driver(launch, "--hold-seconds", "120")
+    driver.until_report("failed; the reason is answered")
+    assert sum(line.startswith("ready ") for line in driver.lines) == 3
+    _, message = unavailable(launch.port)
+    assert message.startswith("the endpoint is failed: the engine ended by itself")
+    assert "exit status 7" in message
+    (endpoint,) = endpoints.living(fake.runs)
+    assert (endpoint.status.state, endpoint.status.restarts) == ("failed", 2)
+    assert any("listening on" in line for line in endpoint.status.last_words)
+    fake.require_none()
+    errors = stop(driver, 1)
+    assert "exit status 7" in errors
+    assert "Traceback" not in errors
+
+
+def test_the_hold_of_the_failed_has_an_end(fake: Fake) -> None:
+    driver = Driver(fake.launch("--crash-after", "0.2"), "--hold-seconds", "0.5")
+    code, errors = driver.finish(PATIENCE)
+    assert code == 1
+    assert "exit status 7" in errors
+
+
+def test_a_crash_in_the_load_of_a_restart_counts(fake: Fake, tmp_path: Path) -> None:
+    driver = Driver(fake.launch("--crash-after", "0.5", "--only-once", str(tmp_path / "flag")), "--hold-seconds", "0.2")
+    code, errors = driver.finish(PATIENCE)
+    assert code == 1
+    assert "exit status 3" in errors
+    assert sum(line.startswith("ready ") for line in driver.lines) == 1
+    assert sum(line.startswith("loading ") for line in driver.lines) == 3
+
+
+def test_crashes_far_apart_are_not_in_a_row(fake: Fake) -> None:
+    driver = Driver(fake.launch("--crash-after", "0.5"), "--steady-seconds", "0.1")
+    for _ in range(5):
+        driver.until_report("ready ")
+    assert "restarting in 1 s" not in driver.lines
+    driver.process.send_signal(signal.SIGTERM)
+    driver.finish(PATIENCE)
+
+
+def test_a_signal_ends_a_restart(fake: Fake, tmp_path: Path) -> None:
+    launch = fake.launch("--crash-after", "0.5", "--load-seconds", "2")
+    driver = Driver(launch)
+    driver.until_report("restarting")
+    driver.until_report("loading")
+    stop(driver, 1)
+    fake.require_none()
+
+
+def test_a_core_that_makes_no_step_is_noticed_though_health_answers(fake: Fake) -> None:  # B6
+    launch = fake.launch("--freeze", stall_seconds=1.0)
+    driver = Driver(launch)
+    driver.until_report("ready")
+    first = leader(fake, driver)
+    with socket.create_connection(("127.0.0.1", launch.port)) as client:
+        body = json.dumps(CHAT)
+        client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        until(lambda: in_flight(launch) == 1, PATIENCE, "a request")
+        assert ask(launch.port, "/health")[0] == 200
+        driver.until_report("the engine is frozen: 1 sequences are under way")
+        driver.until_report("ready")
+    assert leader(fake, driver).pid != first.pid
+    stop(driver)
+
+
+def test_a_stopped_api_server_is_noticed(fake: Fake) -> None:  # B6
+    launch = fake.launch(stall_seconds=2.0)
+    driver = Driver(launch)
+    driver.until_report("ready")
+    first = leader(fake, driver)
+    os.kill(first.pid, signal.SIGSTOP)
+    driver.until_report("the engine is frozen: its API server has not answered for 2 s")
+    driver.until_report("ready")
+    assert ask(launch.port, "/v1/chat/completions", CHAT)[0] == 200
+    stop(driver)
+
+
+def test_an_idle_engine_is_not_frozen(fake: Fake) -> None:
+    launch = fake.launch(stall_seconds=1.0)
+    driver = Driver(launch)
+    driver.until_report("ready")
+    first = leader(fake, driver)
+    deadline = time.monotonic() + 3.5
+    until(lambda: time.monotonic() > deadline, PATIENCE, "three times the limit")
+    assert leader(fake, driver).pid == first.pid
+    stop(driver)
+
+
+def in_flight(launch: Launch) -> int:
+    return Control(launch.control).door().in_flight
+
+
+class Stream:
+    """A streamed chat, read in a thread."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", launch.port, timeout=PATIENCE)
+        self.connection.request("POST", "/v1/chat/completions", json.dumps({**CHAT, "stream": True}))
+        self.response = self.connection.getresponse()
+        self.begun = self.response.read1(4096)
+
+    def rest(self) -> bytes:
+        return self.begun + self.response.read()
+
+
+WORDS = " ".join(f"word{number}" for number in range(20))
+
+
+def test_a_drain_lets_a_stream_finish_and_takes_no_new_work(fake: Fake) -> None:  # B3
+    launch = fake.launch("--answer", WORDS, "--chunk-seconds", "0.1")
+    driver = Driver(launch)
+    driver.until_report("ready")
+    stream = Stream(launch)
+    driver.process.send_signal(signal.SIGTERM)
+    driver.until_report("draining")
+    until(lambda: ask(launch.port, "/v1/models")[0] == 503, PATIENCE, "the front in the engine's place")
+    assert "draining" in unavailable(launch.port)[1]
+    whole = stream.rest()
+    assert b"word19" in whole
+    assert whole.rstrip().endswith(b"data: [DONE]")
+    assert driver.finish(PATIENCE) == (0, "")
+    assert "every answer is complete" in driver.lines
+
+
+def test_a_drain_has_a_deadline(fake: Fake) -> None:
+    launch = fake.launch("--prefill-seconds", "600", drain_seconds=0.5)
+    driver = Driver(launch)
+    driver.until_report("ready")
+    with Clients(launch.port, 1):
+        until(lambda: in_flight(launch) == 1, PATIENCE, "a request")
+        driver.process.send_signal(signal.SIGTERM)
+        driver.until_report("answers that still ran are cut off")
+        assert driver.finish(PATIENCE) == (0, "")
+    fake.require_none()
+
+
+def test_a_second_signal_ends_the_drain(fake: Fake) -> None:
+    launch = fake.launch("--prefill-seconds", "600", "--ignore-sigterm", drain_seconds=600.0, stop_seconds=600.0)
+    driver = Driver(launch)
+    driver.until_report("ready")
+    with Clients(launch.port, 1):
+        until(lambda: in_flight(launch) == 1, PATIENCE, "a request")
+        driver.process.send_signal(signal.SIGTERM)
+        driver.until_report("draining")
+        driver.process.send_signal(signal.SIGTERM)
+        assert driver.finish(PATIENCE) == (0, "")
+    assert "told again: stopping now" in driver.lines
+    fake.require_none()
+
+
+def test_a_crash_in_the_middle_of_a_stream(fake: Fake) -> None:
+    launch = fake.launch("--answer", WORDS, "--die-after", "5")
+    driver = Driver(launch)
+    driver.until_report("ready")
+    with pytest.raises((OSError, http.client.HTTPException)):
+        Stream(launch).rest()
+    driver.until_report("restarting in 0 s")
+    driver.until_report("ready")
+    stop(driver)
+
+
+def test_a_killed_supervisor_gives_the_port_back(fake: Fake) -> None:
+    launch = fake.launch("--armed", "--leak-children", "2", "--double-fork-child")
+    driver = Driver(launch)
+    driver.until_report("ready")
+    driver.process.kill()
+    driver.process.wait(PATIENCE)
+    fake.require_none(10.0)
+    until(lambda: procfs.listener(launch.port) is None, 10.0, "the port is free")
+    again = Driver(fake.launch(port=launch.port, run="again"))
+    again.until_report("ready")
+    stop(again)
+
+
+def test_a_port_that_nobody_has(fake: Fake) -> None:
+    """The helper of these tests tells a refused connection from everything else."""
+    with Clients(free_port(), 1) as clients:
+        until(lambda: bool(clients.met), PATIENCE, "an attempt")
+    assert set(clients.met) == {"ConnectionRefusedError"}
