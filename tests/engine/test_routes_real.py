@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,10 @@ from urllib.parse import quote, unquote
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_support import Server
+from server_support import KEY, Server
 
 from slimserve.admission import routes
-from slimserve.engine import command, torchvision_cpu
+from slimserve.engine import command, door, torchvision_cpu
 from slimserve.plan import WeightsOnDisk, describe, make_plan
 from slimserve.registry import load_registry
 
@@ -32,7 +34,8 @@ def build(profile_id: str) -> Any:
     subject = registry.subject(registry.profiles[profile_id])
     weights = WeightsOnDisk(Path("/cache/weights"), ready=True, needed_bytes=0)
     plan = make_plan(subject, describe(subject.platform, 1 << 50), weights)
-    built = command.build(plan, host="127.0.0.1", port=8123, cache=Path("/cache"), user_environment={})
+    admission = door.configure(plan, control=Path("/run/engine.sock"))
+    built = command.build(plan, admission, cache=Path("/cache"), user_environment={})
     parser = make_arg_parser(FlexibleArgumentParser())
     arguments = parser.parse_args(list(built.argv[built.argv.index(command.ENTRY) + 1 :]))
     arguments.middleware = []
@@ -75,7 +78,59 @@ def test_the_table_is_the_app(profile_id: str) -> None:  # C7
 
 def test_the_tasks_are_the_real_engines(server: Server) -> None:
     (log,) = Path(server.environment["SLIMSERVE_STATE"]).glob("runs/*/engine.log")
-    assert "Supported tasks: ('generate',)" in log.read_text()
+    assert re.search(r"Supported tasks: [(\[]'generate',?[)\]]\n", log.read_text())
+
+
+def home(server: Server) -> Path:
+    return Path(server.environment["HOME"])
+
+
+def ask(server: Server, method: str, path: str, headers: dict[str, str]) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        body = b"{}" if method == "POST" else None
+        connection.request(method, path, body, {"content-type": "application/json", **headers})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_a_running_endpoint_keeps_to_the_table(server: Server) -> None:  # C7, C8
+    for (method, path), row in routes.TABLE.items():
+        request = ("POST" if method == routes.ANY else method, path.replace("{path:path}", "x"))
+        without = ask(server, *request, {})
+        with_wrong = ask(server, *request, {"authorization": f"Bearer {KEY}x"})
+        with_key = ask(server, *request, {"x-api-key": KEY})
+        if row.access is routes.Access.KEYED:
+            assert (without, with_wrong) == (401, 401), request
+            assert with_key in (200, 400), request
+        else:
+            expected = 200 if row.access is routes.Access.OPEN else 404
+            assert {without, with_wrong, with_key} == {expected}, request
+    assert ask(server, "POST", "/v1%2Fchat/completions", {}) == 401
+    for path in ("/v1/chat/completions/", "//v1/chat/completions", "/v1/chat/completions%0A", "/x/../invocations"):
+        assert ask(server, "POST", path, {"x-api-key": KEY}) == 404
+
+
+def test_no_key_is_in_an_argument_list_an_engines_environment_or_a_file(server: Server) -> None:  # C9
+    ask(server, "GET", "/v1/models", {"x-api-key": KEY})
+    ask(server, "GET", "/v1/models", {"x-api-key": "sk-a-wrong-one"})
+    secrets = (KEY.encode(), b"sk-a-wrong-one")
+    engines = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments, environment = ((process / name).read_bytes() for name in ("cmdline", "environ"))
+        except OSError:
+            continue  # it is gone, or somebody else's
+        assert not any(secret in arguments for secret in secrets)
+        if environment.find(b"SLIMSERVE_ENGINE_TAG=") >= 0 and str(home(server)).encode() in environment:
+            engines += 1
+            assert not any(secret in environment for secret in secrets), arguments
+    assert engines >= 2
+    for file in home(server).rglob("*"):
+        if file.is_file():
+            assert not any(secret in file.read_bytes() for secret in secrets), file
+    assert not any(secret.decode() in line for secret in secrets for line in server.words)
 
 
 def test_the_router_goes_by_the_path_alone(app: Any) -> None:
