@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
@@ -55,7 +54,8 @@ LOG_LINES = 300
 DOCTOR_SECONDS = 30.0
 # A silent connection is dropped by some proxies and tunnels; a comment keeps it open.
 HEARTBEAT_SECONDS = 15.0
-MAX_CONNECTIONS = 64
+# Each holds a connection of the process that guards the engine; a page that gets none asks every few seconds instead.
+MAX_STREAMS = 32
 
 
 class _Guard:
@@ -79,6 +79,7 @@ class _Pages:
     def __init__(self, source: Source, feed: Feed) -> None:
         self._source = source
         self._feed = feed
+        self._streams = 0
         self._doctor: dict[str, Any] = {}
         self._doctor_lock = asyncio.Lock()
 
@@ -120,19 +121,25 @@ class _Pages:
         return Response(text, media_type=exposition.CONTENT_TYPE)
 
     async def events(self, request: Request) -> Response:
+        if self._streams >= MAX_STREAMS:
+            return PlainTextResponse("as many pages are open as there may be\n", 503, {"Retry-After": "30"})
         return StreamingResponse(self._events(), media_type="text/event-stream")
 
     async def _events(self) -> AsyncIterator[str]:
-        seen = -1
-        yield "retry: 2000\n\n"
-        while True:
-            version = await self._feed.wait(seen, HEARTBEAT_SECONDS)
-            if version > seen:
-                seen = version
-                snapshot = await asyncio.to_thread(self._feed.snapshot)
-                yield f"id: {version}\ndata: {json.dumps(snapshot)}\n\n"
-            else:
-                yield ": still here\n\n"
+        self._streams += 1
+        try:
+            seen = -1
+            yield "retry: 2000\n\n"
+            while True:
+                version = await self._feed.wait(seen, HEARTBEAT_SECONDS)
+                if version > seen:
+                    seen = version
+                    snapshot = await asyncio.to_thread(self._feed.snapshot)
+                    yield f"data: {json.dumps(snapshot)}\n\n"
+                else:
+                    yield ": still here\n\n"
+        finally:
+            self._streams -= 1
 
 
 def _file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
@@ -145,7 +152,7 @@ def _file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]
 
 
 def build(source: Source, interval_seconds: float = INTERVAL_SECONDS) -> Starlette:
-    """The application.
+    """The application. An open event stream never ends by itself: whoever serves this bounds its graceful end.
 
     Args:
         source: where its facts come from.
@@ -181,22 +188,4 @@ def build(source: Source, interval_seconds: float = INTERVAL_SECONDS) -> Starlet
             Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
         ],
         lifespan=sampling,
-    )
-
-
-def server_config(source: Source) -> uvicorn.Config:
-    """How uvicorn is to serve the page, on sockets that the caller has bound to loopback.
-
-    An open event stream never ends by itself, hence the bound on a graceful end.
-    """
-    return uvicorn.Config(
-        build(source),
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=1,
     )

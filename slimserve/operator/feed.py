@@ -30,7 +30,7 @@ class Feed:
     def __init__(self, source: Source, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._source = source
         self._interval = interval_seconds
-        self._changed = asyncio.Condition()
+        self._news = asyncio.Event()
         self._version = 0
         self._complaint = ""
         self._status: Status | None = None
@@ -49,27 +49,28 @@ class Feed:
 
     async def wait(self, seen: int, seconds: float) -> int:
         """Until there is something newer than `seen`, at most `seconds`; the version that is current then."""
-        async with self._changed:
+        if self._version <= seen:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait_for(lambda: self._version > seen), seconds)
-            return self._version
+                async with asyncio.timeout(seconds):
+                    await self._news.wait()
+        return self._version
 
     async def run(self) -> None:
         """Sample until cancelled."""
         due = time.monotonic()
         while True:
             status = await asyncio.to_thread(self._source.status)
-            news = status != self._status
+            new = status != self._status
             self._status = status
             if time.monotonic() >= due:
                 due = time.monotonic() + self._interval
                 reading = await self._read()
                 self.history.add(time.time(), str(status.state), reading)
-                news = True
-            if news:
-                async with self._changed:
-                    self._version += 1
-                    self._changed.notify_all()
+                new = True
+            if new:
+                self._version += 1
+                news, self._news = self._news, asyncio.Event()
+                news.set()
             await asyncio.sleep(min(STATUS_SECONDS, self._interval))
 
     async def _read(self) -> Reading | None:

@@ -17,7 +17,7 @@ IN_FLIGHT = "slimserve_in_flight"
 WAITING = "slimserve_waiting"
 CAP = "slimserve_cap"
 REQUESTS = "slimserve_requests_total"
-TOO_MANY = {"outcome": "slots_exhausted"}
+TOO_MANY = {"outcome": "rejected: slots_exhausted"}
 
 TTFT = "vllm:time_to_first_token_seconds"
 INTER_TOKEN = "vllm:inter_token_latency_seconds"

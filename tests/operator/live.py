@@ -5,7 +5,6 @@ python tests/operator/live.py PORT        serves the page on loopback with it, f
 
 from __future__ import annotations
 
-import asyncio
 import math
 import sys
 import time
@@ -68,7 +67,7 @@ def run_on(seconds: float, born: float, in_flight: int, waiting: int, cap: int, 
         f'slimserve_requests_total{{dialect="chat",outcome="ok"}} {round(3 * seconds)}',
     ]
     if too_many:
-        lines.append(f'slimserve_requests_total{{dialect="chat",outcome="slots_exhausted"}} {too_many}')
+        lines.append(f'slimserve_requests_total{{dialect="chat",outcome="rejected: slots_exhausted"}} {too_many}')
     return "\n".join(lines) + "\n"
 
 
@@ -131,17 +130,14 @@ class LiveSource:
 
 def main(port: int) -> None:
     """Serve the page with a busy day's numbers until interrupted."""
-    import socket
-
     import uvicorn
 
-    from slimserve.operator.app import server_config
+    from slimserve.operator.app import build
 
-    source = LiveSource(HERE / "metrics.txt", HERE)
-    server = uvicorn.Server(server_config(source))
-    listener = socket.create_server(("127.0.0.1", port))
     print(f"http://127.0.0.1:{port}", file=sys.stderr)
-    asyncio.run(server.serve(sockets=[listener]))
+    uvicorn.run(
+        build(LiveSource(HERE / "metrics.txt", HERE)), port=port, log_level="warning", timeout_graceful_shutdown=1
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from slimserve.operator.app import build, server_config
+from slimserve.operator.app import build
 from slimserve.operator.source import Source
 
 DEADLINE_SECONDS = 60.0
@@ -18,9 +18,10 @@ DEADLINE_SECONDS = 60.0
 @contextlib.contextmanager
 def page_of(source: Source, interval_seconds: float = 0.1) -> Iterator[str]:
     """Its address; at the end the server is told to stop, and must."""
-    config = server_config(source)
-    config.app = build(source, interval_seconds)
-    server = uvicorn.Server(config)
+    app = build(source, interval_seconds)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1)
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from slimserve.engine.state import State, Status
 from slimserve.errors import Finding
+from slimserve.operator import app
 from slimserve.operator.app import FILES, HEADERS, LOG_LINES, STATIC
 from slimserve.operator.prometheus import parse
 
@@ -113,11 +115,31 @@ def test_a_change_of_state_is_pushed(client: httpx.Client, source: LiveSource) -
     raise AssertionError("the change never came")
 
 
-def test_the_server_ends_with_a_page_open(source: LiveSource) -> None:
+def test_streams_are_bounded_and_given_back(source: LiveSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MAX_STREAMS", 2)
     with page_of(source) as url, httpx.Client(base_url=url, timeout=DEADLINE_SECONDS) as client:
-        stream = client.stream("GET", "/events")
-        next_event(stream.__enter__().iter_lines())
-    # page_of asserts that it ended
+        with client.stream("GET", "/events") as one, client.stream("GET", "/events") as two:
+            lines = one.iter_lines(), two.iter_lines()  # a generator that is let go of closes its stream
+            for each in lines:
+                next_event(each)
+            assert client.get("/events").status_code == 503
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while time.monotonic() < deadline:
+            with client.stream("GET", "/events") as again:
+                if again.status_code == 200:
+                    next_event(again.iter_lines())
+                    return
+        raise AssertionError("a stream that was closed is still counted")
+
+
+def test_the_server_ends_with_a_page_open(source: LiveSource) -> None:
+    with contextlib.ExitStack() as still_open:
+        client = still_open.enter_context(httpx.Client(timeout=DEADLINE_SECONDS))
+        with page_of(source) as url:
+            lines = still_open.enter_context(client.stream("GET", f"{url}/events")).iter_lines()
+            next_event(lines)
+        with pytest.raises(httpx.ConnectError):  # page_of has seen it end
+            httpx.get(url)
 
 
 def test_metrics_of_engine_and_appliance_are_one_text(client: httpx.Client, source: LiveSource) -> None:
