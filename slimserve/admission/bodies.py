@@ -76,8 +76,8 @@ async def read(receive: Receive, headers: Headers, limit: int) -> bytes:
     except TimeoutError:
         raise Rejected(
             408,
-            f"the body came too slowly: {size} bytes so far; send it within {BODY_SECONDS:g} s, and a second more for each "
-            f"{BYTES_PER_SECOND >> 10} KiB",
+            f"the body came too slowly, {size} bytes so far: send it within {BODY_SECONDS:g} s, and a second more for "
+            f"each {BYTES_PER_SECOND >> 10} KiB",
             code="body_timeout",
         ) from None
 

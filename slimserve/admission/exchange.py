@@ -58,7 +58,6 @@ class Exchange:
         "_listening",
         "_metrics",
         "_notes",
-        "_owed",
         "_progress",
         "_receive",
         "_send",
@@ -69,6 +68,7 @@ class Exchange:
         "_watch",
         "_watched",
         "gone",
+        "since",
         "started",
         "status",
     )
@@ -87,6 +87,7 @@ class Exchange:
         self.status = 0
         self.started = False
         self.gone = False
+        self.since: float | None = None
         self._receive = receive
         self._send = send
         self._body = body
@@ -101,7 +102,6 @@ class Exchange:
         self._complete = False
         self._ended = False
         self._gave_up = False
-        self._owed = False
         self._listening = 0
         self._listener: asyncio.Task[Message] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -119,7 +119,8 @@ class Exchange:
         if self._slot is not None:
             self._task = asyncio.current_task()
             self._timer = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._listen)
-            self._owe(True)
+            self.since = self._progress.clock()
+            self._progress.waiting.add(self)
         try:
             await app(scope, self.receive, self.send)
         except asyncio.CancelledError:
@@ -146,27 +147,28 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """ASGI's send, as the engine sees it."""
-        if message["type"] == "http.response.start":
+        if message["type"] == "http.response.body":
+            more = message.get("more_body", False)
+            if self._watch is not None:
+                message = self._look(self._watch, message, more)
+            if not more:
+                self._complete = True
+            if self._held_start is not None:
+                start, self._held_start = self._held_start, None
+                self.started = True
+                await self._send(start)
+        else:
             message = self._begin(message)
             if self._watch is not None and not self._streamed:
                 # Whether there is a note to put in the header is known from the body.
                 self._held_start = message
                 return
             self.started = True
-        elif message["type"] == "http.response.body":
-            more = message.get("more_body", False)
-            if self._watch is not None:
-                message = self._look(self._watch, message, more)
-            if not more:
-                self._complete = True
-        if self._held_start is not None:
-            start, self._held_start = self._held_start, None
-            self.started = True
-            await self._send(start)
         # A client that is slow to read is not the engine's stall.
-        self._owe(False)
+        self.since = None
         await self._send(message)
-        self._owe(not self._complete)
+        if self._slot is not None:
+            self.since = self._progress.last = self._progress.clock()
 
     async def pass_on(self, message: Message) -> None:
         """Send a message that is the door's own."""
@@ -203,18 +205,6 @@ class Exchange:
         rest = _DONE if done else b""
         return {**message, "body": body[: len(body) - len(rest)] + b": " + EXHAUSTED + b"\n\n" + rest}
 
-    def _owe(self, owed: bool) -> None:
-        """Whether the next move is the engine's; one that was just made is a sign of its life."""
-        if owed and (self._slot is None or self._ended):
-            return
-        if owed is not self._owed:
-            self._owed = owed
-            if owed:
-                self._progress.expect()
-            else:
-                self._progress.settle()
-        self._progress.mark()
-
     def _listen(self) -> None:
         """See to it that somebody listens, from now on."""
         if self._listening or self._body is not None:
@@ -244,7 +234,7 @@ class Exchange:
 
     def _end(self) -> None:
         self._ended = True
-        self._owe(False)
+        self._progress.waiting.discard(self)
         self._stop_timer()
         if self._listener is not None:
             self._listener.cancel()

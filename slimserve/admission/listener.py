@@ -130,8 +130,13 @@ class Protocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer a broken frame, unless an answer is under way already: two would be one broken one."""
         fault, self._fault = self._fault, None
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not (cycle.response_started or self.pipeline):
             self._answer(fault or Rejected(400, "this is not a valid HTTP request", code="invalid_http"))
+            if cycle is not None:
+                # Whoever still waits for its body is told, and can send nothing more.
+                cycle.disconnected = True
+                cycle.message_event.set()
         self._close()
 
     def _unsupported_upgrade_warning(self) -> None:

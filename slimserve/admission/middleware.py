@@ -166,8 +166,7 @@ class Admission:
                     body = await bodies.read(ahead, headers, self.config.max_body_bytes)
                 await self._hand_over(Exchange(ahead, send, body, None, ENGINE, self._metrics), scope)
             else:
-                outcome = await self._generate(began, dialect, holder or "", scope, ahead, send)
-                self._metrics.request(dialect.value, outcome).inc()
+                await self._generate(began, dialect, holder or "", scope, ahead, send)
         except Gone:
             if dialect is not None:
                 self._metrics.request(dialect.value, "disconnected").inc()
@@ -181,8 +180,8 @@ class Admission:
 
     async def _generate(
         self, began: float, dialect: Dialect, holder: str, scope: Scope, receive: Ahead, send: Send
-    ) -> str:
-        """Serve a request that generates; returns how it ended."""
+    ) -> None:
+        """Serve a request that generates."""
         if not self.accepting:
             raise Rejected(
                 503,
@@ -211,8 +210,10 @@ class Admission:
             exchange = Exchange(receive, send, body, slot, ENGINE, self._metrics, notes, watched)
             self._metrics.waited.observe(taken - asked)
             self._metrics.own.observe(asked - began + time.perf_counter() - complete)
-            await self._hand_over(exchange, scope)
-            return exchange.outcome
+            try:
+                await self._hand_over(exchange, scope)
+            finally:
+                self._metrics.request(dialect.value, exchange.outcome).inc()
         finally:
             slot.release()
 

@@ -1,4 +1,4 @@
-"""Whether the engine gets on: when it last made a step, and for how many requests it should be making some.
+"""Whether the engine gets on: when it last made a step, and for how long some request has waited for one.
 
 `/health` of a frozen engine still says 200, so this is what tells the supervisor. A request counts while the next move
 is the engine's: not before it is handed over, and not while a client is slow to read what was sent to it. Otherwise a
@@ -9,41 +9,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
+
+
+class Waiting(Protocol):
+    """Whoever waits for the engine, when it does."""
+
+    since: float | None
+    """when the next move became the engine's; None while it is somebody else's"""
 
 
 class Progress:
-    """Counts what the engine owes, and the time since it last gave anything.
+    """When the engine last gave anything, and who waits for it.
 
     Args:
         clock: seconds, never going back.
     """
 
-    __slots__ = ("clock", "last", "owed")
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.last = clock()
-        self.owed = 0
+        self.waiting: set[Waiting] = set()
 
     def mark(self) -> None:
         """The engine made a step."""
         self.last = self.clock()
 
-    def expect(self) -> None:
-        """The next move of one more request is the engine's."""
-        if not self.owed:
-            self.last = self.clock()
-        self.owed += 1
-
-    def settle(self) -> None:
-        """The next move of one request is no longer the engine's."""
-        self.owed -= 1
-
     @property
     def stalled_seconds(self) -> float:
-        """Seconds since the last step; 0 while nothing is owed."""
-        return self.clock() - self.last if self.owed > 0 else 0.0
+        """Seconds since the last step, or since somebody has waited if that is later; 0 while nobody waits."""
+        since = min((each.since for each in self.waiting if each.since is not None), default=None)
+        return 0.0 if since is None else self.clock() - max(self.last, since)
 
 
 ENGINE = Progress()
-"""The one engine of this process: its stat logger (`steps`) marks it, the middleware counts on it."""
+"""The one engine of this process: its stat logger (`steps`) marks it, the requests at the door wait for it."""

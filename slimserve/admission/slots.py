@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 from slimserve.admission.rejection import Rejected
 
+RETRY_SECONDS = (1, 60)
 # Releases are remembered over about so many seconds of work: long enough to see several endings of long answers,
 # short enough to follow a change of load within the longest Retry-After.
-MEMORY_SECONDS = 20.0
-RETRY_SECONDS = (1, 60)
+MEMORY_SECONDS = 60.0
 
 
 class Slot:
@@ -104,7 +104,11 @@ class Slots:
                 the line, or the wait was too long.
         """
         self._check(count)
-        return self.take_now(holder, count) or await self._wait(holder, count)
+        if slot := self.take_now(holder, count):
+            return slot
+        if not self._queue_length:
+            raise self._refusal(holder, count, "no slot is free")
+        return await self._wait(holder, count)
 
     def take_now(self, holder: str, count: int = 1) -> Slot | None:
         """Room for `count` sequences if it is there and nobody waits for it, else None."""

@@ -15,7 +15,7 @@ What becomes of a request is in its body, under `fake`:
     status: an error of the engine's own  freeze: no answer, ever
     stay: going on after the client is gone, whatever is done to end it          deaf: never asking whether it is there
 
-`GET /fake/state`, past the door, tells what it saw.
+`GET /fake/state`, past the door, tells what it saw; `/fake/metrics` is what the door counts.
 """
 
 from __future__ import annotations
@@ -62,8 +62,11 @@ class Upstream:
         if scope["type"] == "lifespan":
             await live(receive, send)
         elif scope["path"] == "/fake/state":
-            seen = {key: value for key, value in vars(self).items() if key != "door"}
-            await reply(send, 200, seen)
+            await reply(send, 200, vars(self))
+        elif scope["path"] == "/fake/metrics":
+            import prometheus_client
+
+            await reply(send, 200, prometheus_client.generate_latest())
         elif scope["method"] == "GET":
             await reply(send, 200, {"object": "list", "data": [], "path": scope["path"]})
         else:
@@ -123,7 +126,7 @@ async def left(receive: Receive) -> None:
 
 
 async def reply(send: Send, status: int, data: Any) -> None:
-    body = json.dumps(data).encode()
+    body = data if isinstance(data, bytes) else json.dumps(data).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,366 @@
+"""The door with a fake engine behind it: slots come back whatever happens, and the supervisor's way in."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from admission_support import DEADLINE_SECONDS, Door, chat, receive_all, receive_until, release, request, until
+
+KEYS = {"alice": "sk-slim-alice", "bob": "sk-slim-bob"}
+HASHES = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in KEYS.items()}
+MakeDoor = Callable[..., Door]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[MakeDoor]:
+    doors: list[Door] = []
+
+    def make(settings: dict[str, float] | None = None, **config: Any) -> Door:
+        doors.append(Door(tmp_path / f"door{len(doors)}", settings, **config))
+        return doors[-1]
+
+    yield make
+    for door in doors:
+        door.stop()
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    """One with short graces, for tests that leave it as they found it."""
+    graces = {"exchange.LISTEN_SECONDS": 0.1, "exchange.GRACE_SECONDS": 0.3, "listener.UNREAD_SECONDS": 0.5}
+    door = Door(tmp_path_factory.mktemp("door") / "a", graces, thinking="keep")
+    yield door
+    door.stop()
+
+
+def busy(door: Door, count: int) -> None:
+    until(lambda: door.state["in_flight"] == count, f"{count} in flight")
+
+
+def metrics_of(door: Door) -> dict[str, float]:
+    lines = door.private("GET", "/fake/metrics").body.decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("slimserve_"))
+    return {name: float(value) for name, value in pairs}
+
+
+def test_beyond_the_cap_it_is_429_and_what_was_admitted_completes(door: Door) -> None:
+    held = [door.start({"stream": True}, chunks=2, interval=0.5) for _ in range(4)]
+    busy(door, 4)
+    answer = door.ask()
+    assert answer.status == 429
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert answer.json["error"]["type"] == "rate_limit_error"
+    assert answer.json["error"]["code"] == "slots_exhausted"
+    assert door.ask(path="/v1/messages").json["type"] == "error"
+    for sock in held:
+        assert b"[DONE]" in receive_until(sock, b"0\r\n\r\n")
+    release(held)
+    door.empty()
+
+
+def test_only_generation_takes_a_slot(door: Door) -> None:
+    held = [door.start(freeze=True) for _ in range(4)]
+    busy(door, 4)
+    for path in ("/v1/models", "/health"):
+        assert door.ask(path=path, method="GET").status == 200
+    assert door.ask(path="/tokenize").status == 200
+    assert door.state["in_flight"] == 4
+    release(held)
+    door.empty()
+
+
+def test_n_and_prompts_take_as_many(door: Door) -> None:
+    held = [door.start({"n": 3}, freeze=True)]
+    busy(door, 3)
+    assert door.ask({"n": 2}).status == 429
+    assert door.ask({"n": 5}).status == 400
+    assert door.ask({"prompt": ["a", "b"]}, path="/v1/completions").status == 429
+    assert door.ask().status == 200
+    assert door.state["in_flight"] == 3
+    release(held)
+    door.empty()
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize(
+    "fake",
+    [
+        {"chunks": 10**6, "interval": 0.05, "delay": 0.1},
+        {"freeze": True},
+        {"stay": True},
+        {"freeze": True, "deaf": True},
+    ],
+    ids=["answers", "frozen", "stays", "deaf"],
+)
+def test_a_client_that_goes_away_gives_its_slot_back(door: Door, fake: dict[str, Any], streamed: bool) -> None:
+    sock = door.start({"stream": streamed}, **fake)
+    busy(door, 1)
+    sock.close()
+    door.empty()
+    assert door.ask().status == 200
+
+
+def test_a_client_that_resets_in_its_body_gives_its_slot_back(door: Door) -> None:
+    socks = [door.send(request(b"{", length=100)) for _ in range(3)]
+    busy(door, 3)
+    release(socks)
+    door.empty()
+
+
+def test_a_client_that_reads_nothing_is_cut_off(door: Door) -> None:
+    sock = door.start({"stream": True}, chunks=1000, text="x" * 50_000)
+    busy(door, 1)
+    door.empty()
+    sock.close()
+
+
+def test_a_frozen_engine_shows(door: Door) -> None:
+    assert door.state["stalled_seconds"] == 0
+    sock = door.start(freeze=True)
+    until(lambda: door.state["stalled_seconds"] > 0.3, "a stall that grows")
+    other = door.start({"stream": True}, chunks=20, interval=0.05)
+    receive_until(other, b"data:")
+    assert door.state["stalled_seconds"] < 5  # a chunk is a sign of life
+    release([sock, other])
+    door.empty()
+
+
+def test_an_exception_before_the_answer_is_a_500_without_its_words(door: Door) -> None:
+    answer = door.ask({"stream": True}, **{"raise": 0})
+    assert answer.status == 500
+    assert answer.json["error"]["type"] == "server_error"
+    assert b"secret" not in answer.body
+    assert b"Traceback" not in answer.body
+    assert "a secret of the engine's" in door.log.read_text()
+    door.empty()
+
+
+def test_an_exception_in_the_stream_closes_it_short(door: Door) -> None:
+    sock = door.start({"stream": True}, **{"raise": 2})
+    raw = receive_all(sock)
+    sock.close()
+    assert raw.count(b"data: ") == 2
+    assert not raw.endswith(b"0\r\n\r\n")
+    door.empty()
+
+
+def test_an_error_of_the_engine_passes_as_it_is(door: Door) -> None:
+    answer = door.ask(status=404)
+    assert answer.status == 404
+    assert answer.json == {"error": {"message": "as told", "type": "BadRequestError"}}
+    door.empty()
+
+
+def test_a_body_is_passed_on_as_it_came_unless_it_was_changed(door: Door) -> None:
+    raw = json.dumps(chat() | {"user": "ünï", "seed": 7}, indent=3).encode()
+    assert door.ask(raw).notes == []
+    seen = door.seen["last"]
+    assert int(seen["headers"]["content-length"]) == len(raw)
+    answer = door.ask({"temperature": 0, "user": "ünï"})
+    assert answer.notes == ["greedy sampling replaced by the model's own defaults"]
+    seen = door.seen["last"]
+    assert "temperature" not in seen["body"]
+    assert seen["body"]["user"] == "ünï"
+    assert door.log.read_text().count("greedy_replaced") >= 1
+    assert "ünï" not in door.log.read_text()
+
+
+def test_a_chunked_body_that_is_changed_gets_a_length(door: Door) -> None:
+    body = json.dumps(chat() | {"temperature": 0}).encode()
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    )
+    sock = door.send(head, b"5\r\n" + body[:5] + b"\r\n", b"%x\r\n" % len(body[5:]) + body[5:] + b"\r\n0\r\n\r\n")
+    assert b" 200 " in receive_all(sock)[:20]
+    sock.close()
+    assert "transfer-encoding" not in door.seen["last"]["headers"]
+
+
+def test_thinking_that_ate_the_budget_shows(door: Door) -> None:
+    before = metrics_of(door)["slimserve_thinking_exhausted_total"]
+    whole = door.ask(thought=True)
+    assert whole.json["choices"][0]["finish_reason"] == "length"
+    assert any("whole token budget" in note for note in whole.notes)
+    stream = door.ask({"stream": True}, thought=True).body
+    comment = stream.index(b"\n\n: thinking used up")
+    assert stream.index(b'"length"') < comment < stream.index(b"data: [DONE]")
+    assert metrics_of(door)["slimserve_thinking_exhausted_total"] == before + 2
+    assert not door.ask().notes
+    assert b"budget" not in door.ask({"stream": True}).body
+
+
+def test_what_is_counted(make: MakeDoor) -> None:
+    door = make(max_in_flight=1)
+    door.ask()
+    door.ask({"temperature": 0})
+    door.ask(status=400)
+    door.ask(b"{")
+    door.ask(path="/nowhere")
+    sock = door.start(freeze=True)
+    busy(door, 1)
+    assert metrics_of(door)["slimserve_in_flight"] == 1
+    door.ask()
+    sock.close()
+    door.empty()
+    seen = metrics_of(door)
+    chats = {
+        name.split('outcome="')[1].rstrip('"}'): value for name, value in seen.items() if "requests_total{" in name
+    }
+    assert chats == {
+        "ok": 2, "error": 1, "rejected: invalid_body": 1, "rejected: slots_exhausted": 1, "disconnected": 1
+    }  # fmt: skip
+    assert seen['slimserve_denied_total{reason="no_such_route"}'] == 1
+    assert seen['slimserve_notes_total{note="greedy_replaced"}'] == 1
+    assert seen["slimserve_cap"] == 1
+    assert seen["slimserve_in_flight"] == 0
+    assert seen["slimserve_wait_seconds_count"] == 4  # those that came through to the engine
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_drain_and_accept(make: MakeDoor, loop: str) -> None:
+    door = make(loop=loop)
+    kept = http.client.HTTPConnection("127.0.0.1", door.port, timeout=DEADLINE_SECONDS)
+    kept.request("GET", "/v1/models")
+    assert kept.getresponse().read()
+    stream = door.start({"stream": True}, chunks=10, interval=0.1)
+    seen = receive_until(stream, b"data: ")
+    assert door.tell("drain")["accepting"] is False
+    # Running streams go on, kept connections hear the reason, new ones wait for whoever accepts next.
+    kept.request("POST", "/v1/chat/completions", json.dumps(chat()), {"Content-Type": "application/json"})
+    answer = kept.getresponse()
+    assert answer.status == 503
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert json.loads(answer.read())["error"]["code"] == "draining"
+    kept.request("GET", "/v1/models")
+    assert kept.getresponse().status == 200
+    kept.close()
+    waiting = door.start()
+    seen += receive_until(stream, b"0\r\n\r\n")
+    assert seen.count(b"data: ") == 12
+    door.empty()
+    assert door.seen["requests"] == 1
+    door.tell("drain")  # again, which changes nothing
+    assert door.tell("accept")["accepting"] is True
+    assert b"200 OK" in receive_until(waiting, b"\r\n\r\n")
+    door.tell("accept")
+    assert door.ask().status == 200
+    release([stream, waiting])
+
+
+def test_the_control_socket_needs_no_key_and_no_slot(make: MakeDoor) -> None:
+    door = make(max_in_flight=1, key_hashes=HASHES)
+    sock = door.send(request(json.dumps(chat(freeze=True)).encode(), b"x-api-key: sk-slim-bob"))
+    busy(door, 1)
+    state = door.state
+    assert state.pop("stalled_seconds") >= 0
+    assert state == {"accepting": True, "in_flight": 1, "waiting": 0, "cap": 1}
+    assert door.private("GET", "/metrics").status == 200
+    assert door.private("GET", "/health").status == 200
+    sock.close()
+    door.empty()
+
+
+def test_keys_at_the_door(make: MakeDoor) -> None:
+    door = make(key_hashes=HASHES)
+    assert door.ask(path="/health", method="GET").status == 200
+    for path, method in (("/v1/models", "GET"), ("/v1/chat/completions", "POST"), ("/v1/messages", "POST")):
+        assert door.ask(path=path, method=method).status == 401
+        assert door.ask(path=path, method=method, headers={"x-api-key": "sk-slim-eve"}).status == 401
+        assert door.ask(path=path, method=method, headers={"Authorization": "Bearer sk-slim-bob"}).status == 200
+    # A stranger learns nothing about bodies, and takes no slot.
+    assert door.ask(b"{").status == 401
+    log = door.log.read_text() + json.dumps(metrics_of(door))
+    assert "sk-slim" not in log
+
+
+def test_shares_by_key(make: MakeDoor) -> None:
+    door = make(key_hashes=HASHES, fair_share=True, queue_length=8, queue_seconds=60)
+
+    def start(name: str, **fake: Any) -> socket.socket:
+        return door.send(request(json.dumps(chat(**fake)).encode(), b"x-api-key: " + KEYS[name].encode()))
+
+    heavy = [start("alice", freeze=True) for _ in range(4)]
+    busy(door, 4)
+    more = [start("alice", freeze=True) for _ in range(2)]
+    until(lambda: door.state["waiting"] == 2, "two in the line")
+    light = start("bob")
+    until(lambda: door.state["waiting"] == 3, "three in the line")
+    heavy.pop().close()
+    heavy.pop().close()
+    assert b"200 OK" in receive_until(light, b"\r\n\r\n")  # although alice's were there first
+    release([*heavy, *more, light])
+    door.empty()
+
+
+def test_waiting_instead_of_429(make: MakeDoor) -> None:
+    door = make(max_in_flight=1, queue_length=2, queue_seconds=60)
+    first = door.start(freeze=True)
+    busy(door, 1)
+    second, third = door.start(), door.start()
+    until(lambda: door.state["waiting"] == 2, "two in the line")
+    assert door.ask().status == 429
+    third.close()  # who leaves the line leaves it
+    until(lambda: door.state["waiting"] == 1, "one in the line")
+    first.close()
+    assert b"200 OK" in receive_until(second, b"\r\n\r\n")
+    second.close()
+    door.empty()
+    assert door.seen["requests"] == 2
+
+
+def test_a_wait_that_is_too_long(make: MakeDoor) -> None:
+    door = make(max_in_flight=1, queue_length=2, queue_seconds=1)
+    first = door.start(freeze=True)
+    busy(door, 1)
+    answer = door.ask()
+    assert answer.status == 429
+    assert "within 1 s" in answer.json["error"]["message"]
+    assert answer.headers["retry-after"]
+    first.close()
+    door.empty()
+
+
+def test_browsers_may_come_from_listed_origins_only(make: MakeDoor) -> None:
+    door = make(origins=["https://good.example"], key_hashes=HASHES)
+    ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, content-type"}
+    good, bad = {"Origin": "https://good.example"}, {"Origin": "https://bad.example"}
+    yes = door.ask(method="OPTIONS", headers=good | ask)
+    assert yes.status == 200
+    assert yes.headers["access-control-allow-origin"] == "https://good.example"
+    assert "authorization" in yes.headers["access-control-allow-headers"].lower()
+    no = door.ask(method="OPTIONS", headers=bad | ask)
+    assert no.status == 400
+    assert "access-control-allow-origin" not in no.headers
+    refused = door.ask(headers=good)
+    assert refused.status == 401
+    assert refused.headers["access-control-allow-origin"] == "https://good.example"
+    served = door.ask({"temperature": 0}, headers=good | {"x-api-key": "sk-slim-bob"})
+    assert served.status == 200
+    assert "x-slimserve-note" in served.headers["access-control-expose-headers"].lower()
+    assert "access-control-allow-origin" not in door.ask(headers=bad | {"x-api-key": "sk-slim-bob"}).headers
+
+
+def test_cors_is_off_unless_origins_are_listed(door: Door) -> None:
+    headers = {"Origin": "https://good.example", "Access-Control-Request-Method": "POST"}
+    assert door.ask(method="OPTIONS", headers=headers).status == 404
+    assert not [name for name in door.ask(headers=headers).headers if name.startswith("access-control")]
+
+
+def test_an_engine_that_dies_closes_every_connection(make: MakeDoor) -> None:
+    door = make()
+    others = [door.start(freeze=True), door.start({"stream": True}, chunks=100, interval=0.1)]
+    busy(door, 2)
+    last = door.start({"stream": True}, exit=2)
+    assert receive_all(last).count(b"data: ") <= 2
+    assert door.process.wait(DEADLINE_SECONDS) == 9
+    for sock in others:
+        assert b"[DONE]" not in receive_all(sock)
+    release([*others, last])
