@@ -114,9 +114,11 @@ def _off(dialect: Dialect, body: dict[str, Any]) -> Iterator[Path]:
 
 
 def _constrained(body: dict[str, Any]) -> bool:
-    response_format = body.get("response_format")
-    plain = response_format is None or (isinstance(response_format, dict) and response_format.get("type") == "text")
-    return not plain or body.get("structured_outputs") is not None
+    """Whether a grammar rules the answer: one that is given, or that of a tool call which has to come."""
+    form = body.get("response_format")
+    free = form is None or (isinstance(form, dict) and form.get("type") == "text")
+    forced = body.get("tool_choice") not in (None, "none", "auto")
+    return not free or forced or body.get("structured_outputs") is not None
 
 
 def _effort(dialect: Dialect, body: dict[str, Any], config: Config) -> tuple[Path | None, str | None]:

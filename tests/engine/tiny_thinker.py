@@ -16,17 +16,23 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 from server_support import ROOT, free_port
 
+from slimserve.admission.config import VARIABLE, Config
+
 NAME = "tiny-thinker"
 MAX_MODEL_LEN = 512
 EFFORT_TOKENS = {"low": 2, "medium": 5, "xhigh": 9}
+OFF_TOKENS = 20
+END_OF_THOUGHT = 260
 
 TEMPLATE = """\
-{%- set lengths = {"low": 2, "medium": 5, "xhigh": 9} -%}
+{%- set lengths = EFFORT_TOKENS -%}
 {%- set word = reasoning_effort | default("low") -%}
 {%- if word not in lengths -%}{{ raise_exception("no such effort") }}{%- endif -%}
 {{- "<|pad|>" * lengths[word] -}}
@@ -39,9 +45,9 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}
 {{- "<|im_start|>assistant\n<think>" -}}
-{%- if enable_thinking is defined and enable_thinking is false -%}{{ "</think>" * 20 }}{%- endif -%}
+{%- if enable_thinking is defined and enable_thinking is false -%}{{ "</think>" * OFF_TOKENS }}{%- endif -%}
 {%- endif -%}
-"""
+""".replace("EFFORT_TOKENS", str(EFFORT_TOKENS)).replace("OFF_TOKENS", str(OFF_TOKENS))
 
 
 def make(folder: Path) -> None:
@@ -67,6 +73,7 @@ def make(folder: Path) -> None:
     )
     # Thoughts are told apart by tokens, and those must not be dropped from the text as special ones are.
     fast.add_tokens(["<think>", "</think>"])
+    assert fast.convert_tokens_to_ids("</think>") == END_OF_THOUGHT
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
     torch.manual_seed(0)
@@ -87,46 +94,70 @@ def make(folder: Path) -> None:
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
+@dataclass
+class Answer:
+    """What came back; the keys of `headers` are in lower case."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+    @property
+    def prompt_tokens(self) -> int:
+        """As each dialect calls it."""
+        usage = self.data["usage"]
+        return int(usage["prompt_tokens"] if "prompt_tokens" in usage else usage["input_tokens"])
+
+
 class Engine:
-    """A bare engine on a port of loopback."""
+    """An engine behind the door, on a port of loopback."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def post(self, path: str, body: object, seconds: float = 120.0) -> tuple[int, bytes]:
-        """Status and body of the answer."""
+    def post(self, path: str, body: object, seconds: float = 120.0) -> Answer:
+        """Send JSON, wait for the whole answer."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}{path}",
-            json.dumps(body).encode() if not isinstance(body, bytes) else body,
-            {"Content-Type": "application/json"},
+            f"http://127.0.0.1:{self._port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=seconds) as answer:
-                return answer.status, answer.read()
+                return Answer(answer.status, answer.read(), _lower(answer.headers))
         except urllib.error.HTTPError as error:
-            return error.code, error.read()
+            return Answer(error.code, error.read(), _lower(error.headers))
+
+
+def _lower(headers: Message) -> dict[str, str]:
+    return {name.lower(): ", ".join(headers.get_all(name, [])) for name in headers}
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, seconds: float = 300.0) -> Iterator[Engine]:
-    """An engine that serves the model in `folder`, once it answers."""
+def serving(model: Path, home: Path, door: Config, *arguments: str, seconds: float = 300.0) -> Iterator[Engine]:
+    """An engine that serves `model` behind `door`, once it answers; its log is in `home`."""
     port = free_port()
     environment = {
         "PATH": os.environ["PATH"],
-        "HOME": str(folder.parent),
+        "HOME": str(home),
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        VARIABLE: door.to_text(),
     }
-    command = [sys.executable, "-P", "-m", "slimserve.engine.launch", "--model", str(folder)]
+    command = [sys.executable, "-P", "-m", "slimserve.engine.launch", "--model", str(model)]
     command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-    command += ["--max-num-seqs", "4", *arguments]
-    log = folder.parent / "engine.log"
+    command += ["--max-num-seqs", "4"]
+    command += ["--middleware", "slimserve.admission.middleware.Admission", *arguments]
+    log = home / "engine.log"
     with log.open("wb") as words:
-        process = subprocess.Popen(command, env=environment, stdout=words, stderr=words, cwd=folder.parent)
+        process = subprocess.Popen(command, env=environment, stdout=words, stderr=words, cwd=home)
     try:
         _wait(process, port, time.monotonic() + seconds, log)
         yield Engine(port)
@@ -147,9 +178,3 @@ def _wait(process: subprocess.Popen[bytes], port: int, deadline: float, log: Pat
         except OSError:
             time.sleep(0.2)
     raise AssertionError(f"the engine did not come up:\n{log.read_text(errors='replace')[-4000:]}")
-
-
-def usage(answer: bytes) -> dict[str, Any]:
-    """`usage` of an answer that was not streamed."""
-    found: dict[str, Any] = json.loads(answer)["usage"]
-    return found

@@ -336,13 +336,21 @@ def test_a_turn_is_opened_with_its_thought(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize(
     "constraint",
-    [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}, {"response_format": "x"}],
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "a"}},
+        {"response_format": "x"},
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function"}},
+    ],
 )
 def test_a_grammar_waits_for_the_thought(constraint: dict[str, Any]) -> None:
     result = judged(Dialect.CHAT, include_reasoning=False, **constraint)
     assert result.notes == (Note.THINKING_KEPT,)
     assert "include_reasoning" not in result.body
-    assert judged(Dialect.CHAT, include_reasoning=False, response_format={"type": "text"}).notes == ()
+    assert (
+        judged(Dialect.CHAT, include_reasoning=False, response_format={"type": "text"}, tool_choice="auto").notes == ()
+    )
 
 
 BEGUN = {"role": "assistant", "content": "The answer is"}
