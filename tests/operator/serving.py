@@ -16,13 +16,13 @@ DEADLINE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def page_of(source: Source, interval_seconds: float = 0.1) -> Iterator[str]:
+def page_of(source: Source, interval_seconds: float = 0.1, port: int = 0) -> Iterator[str]:
     """Its address; at the end the server is told to stop, and must."""
     app = build(source, interval_seconds)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1)
     )
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
