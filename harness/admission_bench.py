@@ -33,7 +33,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import uvloop
 
 from harness.host import host
 from harness.serve_bench import interval
@@ -170,8 +172,7 @@ class Exchange(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed: whoever waits gets status 0."""
@@ -238,7 +239,7 @@ def measure_streams(upstream: Upstream, pairs: int, seconds: float, paced: bool)
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for pair in range(pairs):
         for side in sorted(sides, reverse=pair % 2 == 0):
-            rates[side].append(asyncio.run(stream_rate(sides[side], pieces, pace)))
+            rates[side].append(uvloop.run(stream_rate(sides[side], pieces, pace)))
     ratios = [door / bare for door, bare in zip(rates["door"], rates["bare"], strict=True)]
     return {
         "streams": STREAMS,
@@ -291,7 +292,7 @@ async def flood(port: int, requests: int, vanishing: float, seed: int) -> dict[s
 def measure_flood(requests: int, vanishing: float, seed: int) -> dict[str, Any]:
     """The flood, and what the engine and the door saw of it."""
     with running(CAP) as upstream:
-        result = asyncio.run(flood(upstream.door, requests, vanishing, seed))
+        result = uvloop.run(flood(upstream.door, requests, vanishing, seed))
         end = time.monotonic() + DEADLINE_SECONDS
         while (state := upstream.private("GET", "/slimserve/state"))["in_flight"] and time.monotonic() < end:
             time.sleep(0.05)

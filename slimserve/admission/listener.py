@@ -29,8 +29,11 @@ KEEP_ALIVE_SECONDS = 75
 REST_SECONDS = 30.0
 # A client that takes nothing of its answer for so long is gone: its slot is wanted.
 UNREAD_SECONDS = 60.0
-# As the supervisor's own: the kernel takes the latest value, and cuts it to its limit.
-BACKLOG = 2048
+# Connections that are accepted in one turn of the event loop; uvloop's own server takes one, so that in a flood, where
+# turns are long, newcomers would wait for seconds.
+ACCEPT_AT_ONCE = 128
+# Before accepting is tried again when the process has no file descriptor left.
+RETRY_SECONDS = 1.0
 
 log = logging.getLogger("slimserve.admission")
 
@@ -46,6 +49,7 @@ class Protocol(HttpToolsProtocol):
         self._unread_timer: asyncio.TimerHandle | None = None
         self._in_head = False
         self._in_message = False
+        self._moved = False
         self._head_bytes = 0
         self._head_seen = 0
         self._fault: Rejected | None = None
@@ -62,16 +66,18 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; a head that is under way may grow so far and no further."""
+        """Feed the parser; a head that is under way may take so long and grow so far, and no further."""
         if self.transport.is_closing():
             return
-        if not self._in_message and not self._in_head:
-            self._expect_head()
-        only_head = self._in_head
+        only_head = self._in_head or not self._in_message
+        self._moved = False
         super().data_received(data)
-        if self._in_head and only_head:
+        # Most heads come whole, and need no timer. Blank lines between requests are as little progress as half a head.
+        if self._in_head or not (self._in_message or self._moved):
+            if self._timer is None:
+                self._expect_head()
             # The parser tells of a header when it is complete: one that never ends is seen only here.
-            self._head_seen += len(data)
+            self._head_seen += len(data) if only_head else 0
             if self._head_seen > HEADER_BYTES and not self.transport.is_closing():
                 self._fault = _head_too_large()
                 self.send_400_response("")
@@ -80,10 +86,8 @@ class Protocol(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._unset_keepalive_if_required()
-        self._in_message = True
-        self._head_bytes = 0
-        if not self._in_head:
-            self._expect_head()
+        self._in_message = self._in_head = True
+        self._head_bytes = self._head_seen = 0
 
     def on_url(self, url: bytes) -> None:
         """Count the request line in."""
@@ -101,14 +105,20 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is complete: its deadline is off."""
         self._in_head = False
+        self._moved = True
         self._stop_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The request is complete."""
         self._in_message = False
+        self._moved = True
         self._stop_timer()
         super().on_message_complete()
+        if self.cycle is not None and self.cycle.response_complete:
+            # The answer came first, and the rest of the body has unset what it set to wait for the next request.
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(KEEP_ALIVE_SECONDS, self.timeout_keep_alive_handler)
 
     def on_response_complete(self) -> None:
         """The answer is out; if the body is not in yet, the rest has its own deadline."""
@@ -143,12 +153,11 @@ class Protocol(HttpToolsProtocol):
         """No upgrade is offered; the request is served as it is, and needs no line in the log."""
 
     def _expect_head(self) -> None:
-        self._in_head = True
         self._head_seen = 0
-        self._stop_timer()
         self._timer = self.loop.call_later(HEADER_SECONDS, self._head_late)
 
     def _head_late(self) -> None:
+        self._timer = None
         if self.cycle is not None and not self.cycle.response_complete:
             # A half request behind one that is being answered: the answer may end, the connection with it.
             self.cycle.keep_alive = False
@@ -226,11 +235,21 @@ class Listener:
         )
         self._server: uvicorn.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
-        self._listening: asyncio.Server | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._socket: socket.socket | None = None
 
-    async def open(self) -> None:
-        """Accept connections; a second time does nothing."""
-        if self._listening is not None:
+    @property
+    def connections(self) -> set[Any]:
+        """Those that are open."""
+        return set() if self._server is None else set(self._server.server_state.connections)
+
+    def open(self) -> None:
+        """Accept connections; a second time does nothing.
+
+        Raises:
+            OSError: the descriptor is no listening socket.
+        """
+        if self._socket is not None:
             return
         if self._server is None:
             self._config.load()
@@ -238,20 +257,17 @@ class Listener:
             # Not `serve`: signals are the engine's, and the application has its lifespan from its own server. The loop
             # keeps the Date header current.
             self._ticking = asyncio.create_task(self._server.main_loop())
-        state = self._server.server_state
-
-        def connection() -> Protocol:
-            return Protocol(config=self._config, server_state=state, app_state={})
-
-        listening = socket.socket(fileno=os.dup(self._fd))
-        self._listening = await asyncio.get_running_loop().create_server(connection, sock=listening, backlog=BACKLOG)
+        self._socket = socket.socket(fileno=os.dup(self._fd))
+        self._socket.setblocking(False)
+        self._listen()
         log.info("the door is open")
 
     def close(self) -> None:
         """Accept no more; connections that are there go on."""
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
             log.info("the door is closed")
 
     def end(self) -> None:
@@ -260,3 +276,40 @@ class Listener:
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
+
+    def _listen(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(ACCEPT_AT_ONCE):
+            if self._socket is None:
+                return
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            except (InterruptedError, ConnectionError):
+                continue
+            except OSError as error:
+                log.error("connections cannot be accepted: %s", error)
+                loop.remove_reader(self._socket)
+                loop.call_later(RETRY_SECONDS, self._listen)
+                return
+            connection.setblocking(False)
+            task = loop.create_task(self._connect(connection))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        assert self._server is not None
+        state = self._server.server_state
+
+        def protocol() -> Protocol:
+            return Protocol(config=self._config, server_state=state, app_state={})
+
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
+        except OSError:
+            connection.close()

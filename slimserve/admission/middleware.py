@@ -134,7 +134,7 @@ class Admission:
         request = (scope.get("method"), scope["path"])
         if request == ("POST", "/slimserve/accept"):
             if self._listener is not None:
-                await self._listener.open()
+                self._listener.open()
             self.accepting = True
         elif request == ("POST", "/slimserve/drain"):
             self.accepting = False

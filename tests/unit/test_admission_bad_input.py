@@ -278,7 +278,8 @@ def test_header_injection_by_an_origin_and_a_path(door: Door) -> None:
 def test_no_such_route(door: Door) -> None:
     for method, path in (
         ("GET", "/"), ("POST", "/invocations"), ("GET", "/metrics"), ("GET", "/slimserve/state"),
-        ("GET", "/fake/state"), ("POST", "/slimserve/drain"), ("GET", "/v1/chat/completions"), ("PUT", "/v1/chat/completions"),
+        ("GET", "/fake/state"), ("POST", "/slimserve/drain"), ("GET", "/v1/chat/completions"),
+        ("PUT", "/v1/chat/completions"),
         ("POST", "/v1/chat/completions/"), ("OPTIONS", "/v1/chat/completions"), ("POST", "//v1/chat/completions"),
     ):  # fmt: skip
         answer = door.ask(path=path, method=method)
