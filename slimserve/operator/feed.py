@@ -33,7 +33,7 @@ class Feed:
         self._news = asyncio.Event()
         self._version = 0
         self._complaint = ""
-        self._status: Status | None = None
+        self._told: Status | None = None
         self.history = History()
 
     def snapshot(self) -> dict[str, Any]:
@@ -59,19 +59,29 @@ class Feed:
         """Sample until cancelled."""
         due = time.monotonic()
         while True:
-            status = await asyncio.to_thread(self._source.status)
-            new = status != self._status
-            self._status = status
-            if time.monotonic() >= due:
-                due = time.monotonic() + self._interval
-                reading = await self._read()
-                self.history.add(time.time(), str(status.state), reading)
-                new = True
-            if new:
-                self._version += 1
-                news, self._news = self._news, asyncio.Event()
-                news.set()
+            try:
+                if time.monotonic() >= due:
+                    due = time.monotonic() + self._interval
+                    await self._add_point()
+                elif await asyncio.to_thread(self._source.status) != self._told:
+                    await self._tell()
+            except Exception:
+                # A source that breaks its word costs one point; a sampler that ends would cost all to come.
+                log.exception("the operator page could not read its source")
             await asyncio.sleep(min(STATUS_SECONDS, self._interval))
+
+    async def _add_point(self) -> None:
+        reading = await self._read()
+        status = await asyncio.to_thread(self._source.status)
+        self.history.add(time.time(), str(status.state), reading)
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """Let those who wait go on."""
+        self._told = await asyncio.to_thread(self._source.status)
+        self._version += 1
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     async def _read(self) -> Reading | None:
         text = await asyncio.to_thread(self._source.metrics)

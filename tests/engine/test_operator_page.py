@@ -23,9 +23,8 @@ from browser import Browser, chromium, wait_for_link, wait_for_text
 pytestmark = pytest.mark.engine
 
 STREAMS = 5
-# Long enough for a few readings, which the page takes every 5 s; the pictures want a longer past.
-POINTS = 18 if "SLIMSERVE_IMAGES" in os.environ else 3
-NUMBER = "text => /^[0-9]/.test(text)"
+# Readings, one every 5 s, until a picture is taken; those of the documents want a longer past.
+POINTS = 45 if "SLIMSERVE_IMAGES" in os.environ else 3
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def test_the_page_follows_a_working_engine(browser: Browser, page_url: str) -> N
         for figure in ("#generated", "#prompt", "#ttft", "#itl", "#kv"):
             wait_for_text(page, figure, "text => /[0-9]/.test(text) && !/^0 /.test(text)")
         wait_for_text(page, "#in-flight", f"text => Number(text) > 0 && Number(text) <= {STREAMS}")
-        page.wait_for_function("document.querySelector('#hits').textContent.includes('%')")
+        wait_for_text(page, "#hits", "text => text.includes('%')")
         assert page.text_content("#cap") == "24"
         first = page.text_content("#generated")
         wait_for_text(page, "#generated", f"text => text !== {first!r} && /[0-9]/.test(text)")
@@ -101,8 +100,12 @@ def test_pictures_in_both_themes_and_on_a_phone(browser: Browser, page_url: str,
         with browser.page(page_url, width, scheme) as page:
             wait_for_link(page, "live")
             page.click("[data-minutes='5']")
-            drawn = "[...document.querySelectorAll('.chart .line')].map(line => line.getAttribute('d').length)"
-            page.wait_for_function(f"Math.max(...{drawn}) > {POINTS} * 12")  # a point takes some 12 characters
+            page.wait_for_function(
+                """letters => [...document.querySelectorAll(".chart .line")]
+                    .some(line => line.getAttribute("d").length > letters)""",
+                arg=POINTS * 12,  # a point of a line takes some 12
+                timeout=300_000,
+            )
             picture = page.screenshot(path=folder / f"{name}.png")
             assert len(picture) > 20_000
 

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +178,23 @@ def test_an_engine_whose_metrics_cannot_be_read_costs_the_numbers_alone(
             break
         assert time.monotonic() < deadline
     assert columns["in_flight"][-1] is None
+
+
+def test_a_source_that_breaks_its_word_costs_one_point(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_point(client, "cap")
+    broken = threading.Event()
+
+    def metrics(self: LiveSource) -> str:
+        broken.set()
+        raise RuntimeError("a source does not do that")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveSource, "metrics", metrics)
+        assert broken.wait(DEADLINE_SECONDS)
+    count = len(client.get("/history.json").json()["columns"]["time"])
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while len(client.get("/history.json").json()["columns"]["time"]) <= count:
+        assert time.monotonic() < deadline
 
 
 def test_the_log_is_its_end_without_what_could_steer(client: httpx.Client, source: LiveSource) -> None:

@@ -41,7 +41,7 @@ function big(id, unit, value) {
 async function ask(path) {
   const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(10_000) });
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
-  return path === "/log" ? answer.text() : answer.json();
+  return answer.json();
 }
 
 // State
@@ -217,7 +217,7 @@ async function loadSlow() {
 let logInView = false;
 async function showLog() {
   if (!logInView || document.hidden) return;
-  const text = await ask("/log");
+  const text = await (await fetch("/log", { cache: "no-store", signal: AbortSignal.timeout(10_000) })).text(); // of a refusal too
   put("log-text", text || "Empty: no engine has written anything yet.");
   if (at("follow").checked) at("log-text").scrollTop = at("log-text").scrollHeight;
 }
