@@ -52,6 +52,16 @@ def experts(method: Any, block: tuple[int, int], hidden: int, inner: int, *, dra
     return Quantisation(method=method, block=block, tensors=tuple(tensors))
 
 
+def broken(subject: Model, geometry: Geometry, architecture: str | None = None) -> Model:
+    """A model whose file would not have passed: the registry's own checks are not the geometry's."""
+    copy = object.__new__(Model)
+    for name in Model.__dataclass_fields__:
+        object.__setattr__(copy, name, getattr(subject, name))
+    object.__setattr__(copy, "geometry", geometry)
+    object.__setattr__(copy, "architecture", architecture or subject.architecture)
+    return copy
+
+
 # Semantics G.2.
 A95B = model(
     "qwen38-2.4t-a95b",
@@ -136,4 +146,23 @@ def config_json(subject: Model) -> dict[str, Any]:
         "output_gate_type": "sigmoid",
         "eos_token_id": 2,
         "bos_token_id": 1,
+    }
+
+
+def fp8_experts_alone(subject: Model) -> dict[str, Any]:
+    """The quantisation of the FP8 checkpoint, in the words of config.json: all that stays bf16, by its full name."""
+    parts = [f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")]
+    parts += [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "indexer.index_qk_proj")]
+    parts += [f"mlp.{name}" for name in ("gate", "shared_expert_gate")]
+    parts += [f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")]
+    parts += ["ple.key_proj", "ple.value_proj"]
+    layers = [f"model.layers.{layer}" for layer in range(subject.geometry.num_hidden_layers)]
+    layers += [f"mtp.layers.{layer}" for layer in range(subject.geometry.mtp_num_hidden_layers or 0)]
+    whole = [f"{layer}.{part}" for layer in layers for part in parts]
+    return {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+        "fmt": "e4m3",
+        "modules_to_not_convert": ["lm_head", "mtp.fc_embedding", "mtp.fc_hidden", *whole],
     }

@@ -2,6 +2,7 @@
 
     Model --> shape.shape_of --> Shape     every needed number, or an error that names the field
     Shape x Layout x Checkpoint --> weights.weights --> Weights     parts in bytes, on the device or on the host
+    ... x tokens a step --> buffers.buffers --> Parts     what is allocated beside the weights
     Shape x Layout --> caches.caches --> Caches     groups, block size, slab bytes, blocks and slots
     Shape x Layout --> flatkv.packing --> Packing     the same caches in a two-level layout, to compare with
 
@@ -10,6 +11,7 @@ Bytes are whole numbers and of one rank, everywhere. The figures are those of th
 
 from __future__ import annotations
 
+from slimserve.geometry.buffers import buffers
 from slimserve.geometry.caches import Caches, Group, caches
 from slimserve.geometry.flatkv import Packing, packing
 from slimserve.geometry.layout import Layout
@@ -24,6 +26,7 @@ __all__ = [
     "Part",
     "Shape",
     "Weights",
+    "buffers",
     "caches",
     "check_layout",
     "packing",

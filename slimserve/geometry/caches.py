@@ -199,7 +199,7 @@ def window_bytes(shape: Shape, layout: Layout) -> int:
 def state_pages(shape: Shape, layout: Layout) -> dict[Kind, int]:
     """Bytes of the states of one layer, by kind: a page of each before padding."""
     pages: dict[Kind, int] = {}
-    if shape.linear is not None and shape.linear.layers:
+    if shape.linear is not None:
         pages["state"] = conv_state_bytes(shape.linear, layout) + recurrent_state_bytes(shape.linear, layout)
     if shape.ngram is not None and shape.ngram.layer_ids:
         pages["window"] = window_bytes(shape, layout)

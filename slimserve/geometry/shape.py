@@ -227,7 +227,7 @@ def shape_of(model: Model) -> Shape:
         read.number("head_dim"),
         family.gated,
     )
-    linear = _linear(read, layers - attending) if family.linear else None
+    linear = _linear(read, layers - attending) if family.linear and layers > attending else None
     indexer, hyper, ngram = _streams(read) if family.streams else (None, None, None)
     mlp = read.number("intermediate_size") if family.mlp == "dense" else None
     experts = _experts(read) if family.mlp == "experts" else None
@@ -309,17 +309,25 @@ def check_layout(shape: Shape, layout: Layout) -> None:
         Refused: every quantity that does not divide.
     """
     tp, ranks = layout.tensor_parallel, layout.ranks
-    attention, findings = shape.attention, []
+    attention = shape.attention
+    findings: list[Finding] = []
+
+    for over, count in (("tensor_parallel_size", tp), ("data_parallel_size", layout.data_parallel)):
+        if count < 1:
+            findings.append(
+                Finding(f"{over} = {count} is not above zero", "each is a number of ranks", "give 1 or more")
+            )
+    raise_if_any(Refused, findings)
 
     def divides(name: str, value: int, ways: int, over: str) -> None:
-        if ways < 1 or value % ways:
+        if value % ways:
             why = "the engine gives every rank an equal share"
             findings.append(Finding(f"{name} = {value} does not divide over {over} = {ways}", why, f"change {over}"))
 
     divides("num_attention_heads", attention.heads, tp, "tensor_parallel_size")
     # KV heads are split, or else replicated an equal number of times.
     kv = attention.kv_heads
-    if tp >= 1 and kv % tp and tp % kv:
+    if kv % tp and tp % kv:
         divides("num_key_value_heads", kv, tp, "tensor_parallel_size")
     divides("padded vocab_size", shape.padded_vocab, tp, "tensor_parallel_size")
     if shape.linear is not None:

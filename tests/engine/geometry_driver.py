@@ -8,6 +8,7 @@ groups that the layers ask for their size are told that they are larger. Nothing
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -100,14 +101,16 @@ def pretend(config: Any, case: dict[str, Any], parallel_state: Any) -> None:
 
 def build(config: Any) -> Any:
     """The target's class, without storage."""
+    from vllm.model_executor.model_loader.utils import configure_quant_config
     from vllm.model_executor.models import ModelRegistry
 
     if config.model_config.architecture.startswith("Qwen4Exp"):
-        import vllm.models.qwen4_exp.nvidia.model  # before its parts, which import it in turn
-        from vllm.models.qwen4_exp.nvidia import qsa
-
+        importlib.import_module("vllm.models.qwen4_exp.nvidia.model")  # before its parts, which import it in turn
+        qsa: Any = importlib.import_module("vllm.models.qwen4_exp.nvidia.qsa")
         qsa.is_flash_attn_varlen_func_available = lambda: True  # it is on a GPU; nothing is computed here
     kind, _ = ModelRegistry.resolve_model_cls(config.model_config.architecture, config.model_config)
+    if config.quant_config is not None:
+        configure_quant_config(config.quant_config, kind)  # the loader tells it which matrices the class merges
     return kind(vllm_config=config, prefix="")
 
 
@@ -117,7 +120,7 @@ def build_drafter(config: Any) -> Any:
 
     draft = config.speculative_config.draft_model_config
     kind, _ = ModelRegistry.resolve_model_cls(draft.architecture, draft)
-    return kind(vllm_config=config, prefix="draft")
+    return kind(vllm_config=config, prefix="")
 
 
 def sizes(module: Any) -> dict[str, int]:
