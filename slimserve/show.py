@@ -84,6 +84,7 @@ def plan_json(plan: Plan, command: Command) -> dict[str, Any]:
     profile = plan.subject.profile
     return {
         "profile": profile.id,
+        "title": profile.title,
         "status": profile.status,
         "runs": True,
         "model": plan.subject.model.id,
