@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from slimserve.geometry import Layout
 from slimserve.model import Checkpoint, Geometry, HuggingFace, Model, Parsers, Quantisation, QuantisedTensor
 from slimserve.profile import Sampling
 from slimserve.registry import load_registry
@@ -37,6 +38,11 @@ def checkpoint(quantisation: Quantisation | None = None, host_bytes: int = 0) ->
         host_bytes=host_bytes,
         quantisation=quantisation,
     )
+
+
+def drafting(k: int, **settings: Any) -> Layout:
+    """A layout in which the model's own MTP layers draft k tokens; none for 0."""
+    return Layout(speculative_tokens=k, drafter=k > 0, **settings)
 
 
 def experts(method: Any, block: tuple[int, int], hidden: int, inner: int, *, drafter: bool) -> Quantisation:

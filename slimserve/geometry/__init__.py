@@ -1,6 +1,6 @@
 """What a model takes on one rank: weights, caches, blocks a request. Pure arithmetic over a model file and a layout.
 
-    Model --> shape.shape_of --> Shape     every needed number, or an error that names the field
+    Model --> reading.shape_of --> Shape     every needed number, or an error that names the field
     Shape x Layout x Checkpoint --> weights.weights --> Weights     parts in bytes, on the device or on the host
     ... x tokens a step --> buffers.buffers --> Parts     what is allocated beside the weights
     Shape x Layout --> caches.caches --> Caches     groups, block size, slab bytes, blocks and slots
@@ -15,7 +15,8 @@ from slimserve.geometry.buffers import buffers
 from slimserve.geometry.caches import Caches, Group, caches
 from slimserve.geometry.flatkv import Packing, packing
 from slimserve.geometry.layout import Layout
-from slimserve.geometry.shape import Shape, check_layout, shape_of
+from slimserve.geometry.reading import check_layout, shape_of
+from slimserve.geometry.shape import Shape
 from slimserve.geometry.weights import Part, Weights, weights
 
 __all__ = [

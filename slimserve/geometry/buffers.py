@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from slimserve.geometry.layout import BF16, FP32, Layout
 from slimserve.geometry.ngram import row_bytes
-from slimserve.geometry.shape import check_layout, shape_of
+from slimserve.geometry.reading import check_layout, shape_of
 from slimserve.geometry.weights import Part
 from slimserve.model import Checkpoint, Model
 

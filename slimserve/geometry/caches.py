@@ -15,7 +15,8 @@ from typing import Literal
 
 from slimserve.errors import Finding, Refused
 from slimserve.geometry.layout import BF16, SIZE_OF, KvDtype, Layout, ceil_div, round_up
-from slimserve.geometry.shape import Attention, Indexer, Linear, Shape, check_layout, shape_of
+from slimserve.geometry.reading import check_layout, shape_of
+from slimserve.geometry.shape import Attention, Indexer, Linear, Shape
 from slimserve.geometry.weights import kv_heads_on_rank
 from slimserve.model import Model
 

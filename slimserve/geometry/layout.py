@@ -41,8 +41,10 @@ class Layout:
         speculative_tokens: k, drafted tokens a step.
         drafter: the model's own MTP layers draft them (else an n-gram search does, without weights or cache).
         prefix_caching: states are kept at block boundaries (mamba_cache_mode align), else one live state a request.
-        block_size: tokens of a block before the hybrid rule; the engine starts at 16 on CUDA, at 128 on the CPU.
-        kernel_block: the smallest block of the attention kernels in tokens: 16 on CUDA, 32 on the CPU.
+        block_size: tokens of a block before the hybrid rule: what the profile states, else 16 on CUDA (but never below
+            kernel_block) and 128 on the CPU.
+        kernel_block: the smallest block of the attention kernels in tokens: 32 on the CPU; 16 on CUDA, except where
+            FlashAttention 4 serves heads of 256 (vllm v1/attention/backends/flash_attn.py, FA4_HD256_PAGE_SIZE).
     """
 
     tensor_parallel: int = 1

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from slimserve.errors import Finding, Refused, RegistryError
 from slimserve.geometry.layout import BF16, FP32, Layout, ceil_div
 from slimserve.geometry.ngram import row_bytes, rows
-from slimserve.geometry.shape import Attention, Experts, Hyper, Indexer, Linear, Ngram, Shape, check_layout, shape_of
+from slimserve.geometry.reading import check_layout, shape_of
+from slimserve.geometry.shape import Attention, Experts, Hyper, Indexer, Linear, Ngram, Shape
 from slimserve.model import Checkpoint, Model, Quantisation, QuantisedTensor
 
 _INT64 = 8

@@ -14,7 +14,7 @@ from geometry_models import A95B, FLASH_NEXT, HYBRID, SMOLLM2, checkpoint, confi
 
 from slimserve.geometry import Layout, caches, weights
 from slimserve.geometry.ngram import rows
-from slimserve.geometry.shape import shape_of
+from slimserve.geometry.reading import shape_of
 from slimserve.model import Checkpoint, Model
 
 DRIVER = Path(__file__).with_name("geometry_driver.py")

@@ -1,4 +1,4 @@
-"""Every published figure about sizes, each with its source; and what makes a geometry or a layout an error.
+"""Published figures about caches and packing, each with its source.
 
 "Semantics" is the project's specification of the model family; "baseline" are its measurements of the engine on H200.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from geometry_models import A95B, FLASH_NEXT, HYBRID, SMOLLM2, broken, checkpoint, experts
+from geometry_models import A95B, FLASH_NEXT, HYBRID, SMOLLM2, drafting
 
-from slimserve.errors import Refused, RegistryError
-from slimserve.geometry import Layout, buffers, caches, packing, shape_of, weights
+from slimserve.geometry import Layout, caches, packing
 from slimserve.geometry.caches import (
     compressed_bytes,
     conv_state_bytes,
@@ -24,17 +22,11 @@ from slimserve.geometry.caches import (
     state_pages,
     window_bytes,
 )
-from slimserve.geometry.ngram import head_sizes, rows
+from slimserve.geometry.reading import shape_of
 from slimserve.geometry.weights import kv_copies
 from slimserve.model import Model
 
 GIB = 1 << 30
-FP8 = FLASH_NEXT.checkpoints["fp8-block128"]
-NVFP4 = FLASH_NEXT.checkpoints["nvfp4"]
-
-
-def drafting(k: int, **settings: Any) -> Layout:
-    return Layout(speculative_tokens=k, drafter=k > 0, **settings)
 
 
 # Block sizes
@@ -222,255 +214,6 @@ def test_dead_space_of_a_packed_state() -> None:
 def test_kv_pages_are_replicated_beyond_their_heads() -> None:
     """Semantics K: "4 KV heads -> TP8 replicates 2x, TP16 4x"."""
     assert [kv_copies(shape_of(A95B).attention, tp) for tp in (1, 4, 8, 16)] == [1, 1, 2, 4]
-
-
-# The n-gram table
-
-
-def test_rows_of_the_ngram_table() -> None:
-    """Semantics D.1: sixteen primes from 20,000,000 on, verified there against the checkpoint's buffers."""
-    ngram = shape_of(FLASH_NEXT).ngram
-    assert ngram is not None
-    ends = [3, 23, 33, 47, 59, 63, 69, 77, 81, 93, 107, 147, 153, 159, 161, 171]
-    assert head_sizes(ngram) == tuple(20_000_000 + end for end in ends)
-    assert sum(head_sizes(ngram)) == 320_001_446
-    assert rows(ngram) == 320_001_536
-
-
-@pytest.mark.parametrize(("value_bytes", "gib"), [(1, 47.68), (2, 95.37)])
-def test_bytes_of_the_ngram_table(value_bytes: int, gib: float) -> None:
-    """Semantics D.1: 47.68 GiB at one byte a value, 95.37 GiB in BF16."""
-    held = checkpoint(host_bytes=320_001_536 * 160 * value_bytes)
-    assert weights(FLASH_NEXT, held, Layout()).host_bytes / GIB == pytest.approx(gib, abs=0.006)
-
-
-def test_a_rank_holds_its_share_of_the_ngram_table_on_one_side() -> None:
-    """Semantics D.4: TokenSpeed TP4 FP8, an 11.92 GiB shard freed on each rank."""
-    host = weights(FLASH_NEXT, FP8, Layout(tensor_parallel=4, expert_parallel=True))
-    device = weights(FLASH_NEXT, FP8, Layout(tensor_parallel=4, expert_parallel=True, engram_on_host=False))
-    assert host.host_bytes / GIB == pytest.approx(11.92, abs=0.005)
-    assert device.host_bytes == 0
-    assert device.device_bytes - host.device_bytes == host.host_bytes
-
-
-# Weights
-
-# Rows that the engine adds to each merged matrix of a hyper-connection; the checkpoint has none.
-PADDING = (336 - 324) * 10240 * 2
-MIXERS = 2 * 48
-
-
-@pytest.mark.parametrize(
-    ("names", "billions", "digits"),
-    [
-        (("routed_experts",), 120.80, 2),
-        (("linear_attention",), 2.087, 3),
-        (("attention", "indexer"), 0.617, 3),
-        (("hyper_connections",), 0.641, 3),
-        (("embedding",), 0.636, 3),
-        (("lm_head",), 0.636, 3),
-        (("drafter",), 0.091, 3),
-        (("drafter_routed_experts",), 2.517, 3),
-    ],
-)
-def test_census_of_parameters(names: tuple[str, ...], billions: float, digits: int) -> None:
-    """Semantics G.1, size census, in billions of parameters."""
-    held = weights(FLASH_NEXT, checkpoint(host_bytes=320_001_536 * 320), drafting(1))
-    padding = {"hyper_connections": MIXERS * PADDING, "drafter": 2 * PADDING}
-    counted = sum(held.bytes_of(name) - padding.get(name, 0) for name in names) / 2 / 1e9
-    assert round(counted, digits) == billions
-
-
-VISION = 0.449e9 * 2
-"""bytes; semantics G.1, census"""
-
-
-@pytest.mark.parametrize("held", [FP8, NVFP4], ids=["fp8-block128", "nvfp4"])
-def test_parts_add_up_to_the_checkpoint(held: Any) -> None:
-    """profiles/weights: the bytes of all files; vision, tokenizer and headers are what else is in them.
-
-    Headers and index name each expert's tensors one by one, up to 295,000 of them.
-    """
-    layout = drafting(1)
-    planned = weights(FLASH_NEXT, held, layout)
-    total = planned.device_bytes + planned.host_bytes - (MIXERS + 2) * PADDING + VISION
-    assert 0 < held.bytes - total < 0.0008 * held.bytes
-
-
-def test_parts_of_the_default_model_add_up() -> None:
-    """profiles/models/smollm2-135m-instruct.yaml: 134.5M parameters in bf16, and 2 MB of tokenizer and headers."""
-    planned = weights(SMOLLM2, SMOLLM2.checkpoints["bf16"], Layout())
-    assert planned.device_bytes == 134_515_008 * 2
-    assert 0 < SMOLLM2.checkpoints["bf16"].bytes - planned.device_bytes < 3_000_000
-
-
-@pytest.mark.parametrize(("name", "terabytes"), [("bf16", 4.892), ("fp8", 2.496), ("nvfp4", 1.447)])
-def test_sizes_of_the_large_model(name: str, terabytes: float) -> None:
-    """Semantics G.2: BF16 4.892 TB, FP8 2.496 TB, NVFP4 1.447 TB (which quantises more than the routed experts)."""
-    total = weights(A95B, A95B.checkpoints[name], drafting(1)).device_bytes / 1e12
-    assert total == pytest.approx(terabytes, rel=0.02 if name == "nvfp4" else 0.0005)
-
-
-def test_weights_that_the_engine_reported_on_two_h200() -> None:
-    """Baseline, the whole model on two H200: 65.0 GiB of weights a GPU, which its log counts with the buffers.
-
-    It does not say for which of its two runs; with the drafter, and steps of the engine's default of 16,384 tokens.
-    """
-    layout = drafting(3, tensor_parallel=2, expert_parallel=True)
-    held = weights(FLASH_NEXT, FP8, layout).device_bytes
-    held += sum(part.bytes for part in buffers(FLASH_NEXT, FP8, layout, 16_384))
-    assert held / GIB == pytest.approx(65.0, rel=0.01)
-
-
-def test_marlin_repeats_scales() -> None:
-    """vllm utils/marlin_utils_fp8.py: [in/128, out] bf16 instead of [in/128, out/128] fp32: 64 times as much."""
-    plain, marlin = (
-        weights(FLASH_NEXT, FP8, Layout(tensor_parallel=8, expert_parallel=True, moe_backend=backend))
-        for backend in (None, "marlin")
-    )
-    assert marlin.bytes_of("routed_scales") == 64 * plain.bytes_of("routed_scales")
-    assert marlin.bytes_of("routed_experts") == plain.bytes_of("routed_experts")
-
-
-def test_the_shared_expert_is_whole_when_its_tokens_are_split() -> None:
-    """vllm qwen2_moe.py: not sharded under sequence-parallel MoE; with other all-to-all kernels it is."""
-    layout = Layout(tensor_parallel=4, data_parallel=4, expert_parallel=True)
-    whole = weights(A95B, A95B.checkpoints["fp8"], layout).bytes_of("shared_expert")
-    other = replace(layout, all2all_backend="flashinfer_nvlink_two_sided")
-    sharded = weights(A95B, A95B.checkpoints["fp8"], other).bytes_of("shared_expert")
-    gates = 92 * 8192 * 2
-    assert whole - gates == 4 * (sharded - gates)
-
-
-# Errors
-
-
-def without(**fields: Any) -> Model:
-    """Flash-Next with some fields changed."""
-    return broken(FLASH_NEXT, replace(FLASH_NEXT.geometry, **fields))
-
-
-NEEDED_BY_FLASH_NEXT = [
-    name
-    for name, value in vars(FLASH_NEXT.geometry).items()
-    if value is not None and name not in ("num_experts_per_tok", "max_position_embeddings", "mtp_num_hidden_layers")
-]
-
-
-@pytest.mark.parametrize("name", NEEDED_BY_FLASH_NEXT)
-def test_a_missing_field_is_named(name: str) -> None:
-    with pytest.raises(RegistryError) as caught:
-        shape_of(without(**{name: None}))
-    assert any(f"geometry.{name} is missing" in finding.what for finding in caught.value.findings)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name for name in NEEDED_BY_FLASH_NEXT if name not in ("tie_word_embeddings", "mamba_ssm_dtype", "ple_layer_ids")],
-)
-@pytest.mark.parametrize("value", [0, -1, True])
-def test_an_absurd_number_is_named(name: str, value: int) -> None:
-    with pytest.raises(RegistryError) as caught:
-        shape_of(without(**{name: value}))
-    assert any(f"geometry.{name} = {value}" in finding.what for finding in caught.value.findings)
-
-
-def test_all_that_is_missing_is_said_at_once() -> None:
-    with pytest.raises(RegistryError) as caught:
-        shape_of(without(num_experts=None, hc_count=0, head_dim=0))
-    assert len(caught.value.findings) == 3
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"num_key_value_heads": 5}, "geometry.num_key_value_heads = 5 does not divide"),
-        ({"linear_num_key_heads": 7}, "geometry.linear_num_key_heads = 7 does not divide"),
-        ({"full_attention_interval": 49}, "geometry.full_attention_interval = 49 exceeds"),
-        ({"ple_layer_ids": (49,)}, "geometry.ple_layer_ids names layer 49 of 48"),
-        ({"ple_embed_dim": 2561}, "geometry.ple_embed_dim = 2561 is not shared evenly"),
-    ],
-)
-def test_a_contradiction_is_named(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(RegistryError) as caught:
-        shape_of(without(**fields))
-    assert any(words in finding.what for finding in caught.value.findings)
-
-
-def test_an_unknown_architecture_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(RegistryError, match="architecture = GPT2LMHeadModel is not known") as caught:
-        shape_of(replace(SMOLLM2, architecture="GPT2LMHeadModel"))
-    assert "LlamaForCausalLM" in caught.value.findings[0].do
-
-
-@pytest.mark.parametrize(
-    ("layout", "words"),
-    [
-        (Layout(tensor_parallel=3), "linear_num_key_heads = 16 does not divide over tensor_parallel_size = 3"),
-        (Layout(tensor_parallel=5), "num_attention_heads = 24 does not divide over tensor_parallel_size = 5"),
-        (Layout(tensor_parallel=0), "tensor_parallel_size = 0 is not above zero"),
-        (Layout(data_parallel=-1), "data_parallel_size = -1 is not above zero"),
-        (Layout(data_parallel=3, expert_parallel=True), "num_experts = 512 does not divide"),
-        (Layout(data_parallel=7), "moe_intermediate_size = 640 does not divide"),
-        (Layout(drafter=True), "num_speculative_tokens = 0"),
-        (Layout(speculative_tokens=-1), "num_speculative_tokens = -1"),
-    ],
-)
-def test_a_layout_that_does_not_divide_is_refused(layout: Layout, words: str) -> None:
-    for ask in (lambda: caches(FLASH_NEXT, layout), lambda: weights(FLASH_NEXT, FP8, layout)):
-        with pytest.raises(Refused) as caught:
-            ask()
-        assert any(words in finding.what for finding in caught.value.findings)
-
-
-def test_a_shard_that_cuts_a_scale_is_refused() -> None:
-    """QuixiAI, section 5: 640/8 = 80 cannot carry 128 x 128 scales."""
-    with pytest.raises(Refused, match="a shard of 640/8 is no multiple of the scale block 128"):
-        weights(FLASH_NEXT, FP8, Layout(tensor_parallel=8))
-
-
-def test_a_model_without_drafter_is_told_so() -> None:
-    with pytest.raises(Refused, match="mtp_num_hidden_layers is missing"):
-        caches(SMOLLM2, drafting(2))
-
-
-def test_a_ring_must_divide_the_block() -> None:
-    """vllm qsa_cache.py asserts it: at TP8, rings of 8 and 16 rows divide their blocks, one of 12 does not."""
-    assert caches(FLASH_NEXT, drafting(4, tensor_parallel=8)).block_tokens == 416
-    assert caches(FLASH_NEXT, drafting(12, tensor_parallel=8)).block_tokens == 432
-    with pytest.raises(Refused, match="a ring of 12 rows does not divide a block of 416 tokens"):
-        caches(FLASH_NEXT, drafting(5, tensor_parallel=8))
-
-
-def test_what_a_checkpoint_gets_wrong_is_named() -> None:
-    with pytest.raises(RegistryError, match="host_bytes = 51200245761 is not a multiple"):
-        weights(FLASH_NEXT, replace(FP8, host_bytes=51_200_245_761), Layout())
-    with pytest.raises(RegistryError, match="host_bytes = 0 is not a multiple"):
-        weights(FLASH_NEXT, replace(FP8, host_bytes=0), Layout())
-    other = experts("fp8", (128, 128), 2560, 512, drafter=False)
-    with pytest.raises(RegistryError, match=r"has the shape \[1024, 2560\], the geometry gives \[1280, 2560\]"):
-        weights(FLASH_NEXT, replace(FP8, quantisation=other), Layout())
-    assert FP8.quantisation is not None
-    renamed = replace(FP8.quantisation.tensors[0], name="self_attn.q_proj")
-    with pytest.raises(RegistryError, match=r"quantised tensor self_attn\.q_proj is not known"):
-        weights(FLASH_NEXT, replace(FP8, quantisation=replace(FP8.quantisation, tensors=(renamed,))), Layout())
-
-
-@pytest.mark.parametrize("context", [0, -1, 8193])
-def test_a_context_beyond_the_longest_is_refused(context: int) -> None:
-    with pytest.raises(Refused, match=f"a context of {context} tokens"):
-        caches(SMOLLM2, Layout()).blocks_a_request(context, 8192)
-
-
-@pytest.mark.parametrize("block", [0, 24])
-def test_a_block_that_kernels_cannot_read_is_refused(block: int) -> None:
-    with pytest.raises(Refused, match=f"block_size = {block}"):
-        caches(SMOLLM2, Layout(block_size=block))
-
-
-def test_packing_needs_states() -> None:
-    with pytest.raises(Refused, match="has no recurrent states"):
-        packing(SMOLLM2, Layout())
 
 
 def test_it_loads_neither_torch_nor_the_engine() -> None:
