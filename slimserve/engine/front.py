@@ -12,9 +12,12 @@ import json
 import socket
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slimserve.engine.state import Board
+
+if TYPE_CHECKING:
+    import uvicorn
 
 # A client gets so long to say what it wants, and again so long to finish sending and to take the answer.
 HEAD_SECONDS = 10.0
@@ -45,7 +48,7 @@ class Front:
         self._listening.setblocking(False)
         self._accepting = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._page: asyncio.Task[None] | None = None
+        self._page: tuple[uvicorn.Server, asyncio.Task[None]] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="slimserve-front")
         self._thread.start()
@@ -103,6 +106,10 @@ class Front:
 
     async def _finish(self) -> None:
         await self._pause()
+        if self._page is not None:
+            server, task = self._page
+            server.should_exit = True
+            await asyncio.wait([task], timeout=CALL_SECONDS / 2)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -113,10 +120,10 @@ class Front:
         import uvicorn
 
         config = uvicorn.Config(
-            app, lifespan="auto", log_config=None, access_log=False, timeout_graceful_shutdown=1, server_header=False
+            app, log_config=None, access_log=False, timeout_graceful_shutdown=1, server_header=False
         )
         server = uvicorn.Server(config)
-        self._page = asyncio.ensure_future(server.serve(sockets=[listening]))
+        self._page = (server, asyncio.ensure_future(server.serve(sockets=[listening])))
 
     async def _answer(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, TimeoutError):

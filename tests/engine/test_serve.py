@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -154,7 +156,22 @@ def test_a_piped_conversation_grows(server: Server) -> None:
 def test_a_second_server_is_refused_by_its_port(server: Server) -> None:
     result = ask(server, "--serve")
     assert result.returncode == 3
-    assert f"port {server.port} on 127.0.0.1 is taken by process" in result.stderr
+    taken = (
+        f"port {server.port} on 127.0.0.1 is taken by the endpoint of {PROFILE} (process {server.process.pid}), ready"
+    )
+    assert taken in result.stderr
+
+
+def test_status_names_the_endpoint(server: Server) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "slimserve", "--status", "--json"],
+        env=server.environment,
+        capture_output=True,
+        text=True,
+    )
+    (endpoint,) = json.loads(shown.stdout)["endpoints"]
+    assert (endpoint["profile"], endpoint["state"], endpoint["port"]) == (PROFILE, "ready", server.port)
+    assert (endpoint["pid"], endpoint["restarts"], endpoint["door"]["in_flight"]) == (server.process.pid, 0, 0)
 
 
 def test_one_question_starts_an_engine_and_leaves_none(smollm2_folder: Path, server: Server, tmp_path: Path) -> None:
@@ -175,15 +192,6 @@ def test_one_question_starts_an_engine_and_leaves_none(smollm2_folder: Path, ser
     assert list((tmp_path / "state").rglob("engine.json")) == []
 
 
-def test_sigterm_while_serving_ends_with_zero(smollm2_folder: Path, tmp_path: Path) -> None:
-    started = Server.start(tmp_path, key=None)
-    started.wait_for("ready http://")
-    pids = family(started.process.pid)
-    assert started.stop() == 0
-    assert [process for pid in pids if (process := procfs.read(pid)) is not None and process.alive] == []
-    assert "engine.log" in "".join(started.words)
-
-
 def test_kill_9_of_the_command_leaves_no_engine_process(smollm2_folder: Path, tmp_path: Path) -> None:
     started = Server.start(tmp_path, key=None)
     started.wait_for("ready http://")
@@ -197,7 +205,57 @@ def test_kill_9_of_the_command_leaves_no_engine_process(smollm2_folder: Path, tm
         time.sleep(0.05)
 
 
-def test_a_stop_does_not_wait_for_streams_that_can_get_no_token(smollm2_folder: Path, tmp_path: Path) -> None:
+def get(server: Server, path: str) -> int:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}{path}", headers={"Authorization": f"Bearer {KEY}"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_a_killed_engine_comes_back_and_a_drain_lets_a_stream_finish(smollm2_folder: Path, tmp_path: Path) -> None:
+    started = Server.start(tmp_path)
+    try:
+        started.wait_for("loading")
+        assert get(started, "/v1/models") == 503
+        started.wait_for("ready http://")
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{started.port}/v1", api_key=KEY, max_retries=0)
+        assert client.completions.create(model=PROFILE, prompt="One", max_tokens=1).usage is not None
+
+        (record,) = (tmp_path / "state").rglob("engine.json")
+        first = json.loads(record.read_text())["pid"]
+        os.kill(first, signal.SIGKILL)
+        started.wait_for("restarting in 0 s")
+        assert get(started, "/v1/models") == 503  # answered by the front: neither refused nor left waiting
+        deadline = time.monotonic() + 240
+        while get(started, "/v1/models") != 200:
+            assert time.monotonic() < deadline, "".join(started.words)
+            time.sleep(0.1)
+        assert json.loads(record.read_text())["pid"] != first
+
+        stream = client.completions.create(
+            model=PROFILE, prompt="Once upon a time", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+        )
+        chunks = iter(stream)
+        next(chunks)
+        pids = family(started.process.pid)
+        started.process.send_signal(signal.SIGTERM)
+        started.wait_for("draining")
+        deadline = time.monotonic() + 30
+        while get(started, "/v1/models") != 503:
+            assert time.monotonic() < deadline
+        assert list(chunks)[-1].choices[0].finish_reason == "length"
+        assert started.process.wait(60) == 0
+        started.wait_for("every answer is complete")
+        assert [process for pid in pids if (process := procfs.read(pid)) is not None and process.alive] == []
+    finally:
+        started.stop()
+
+
+def test_a_stop_does_not_wait_for_streams_beyond_the_drain(smollm2_folder: Path, tmp_path: Path) -> None:
     started = Server.start(tmp_path, key=None)
     started.wait_for("ready http://")
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{started.port}/v1", api_key="none", max_retries=0)
@@ -205,7 +263,8 @@ def test_a_stop_does_not_wait_for_streams_that_can_get_no_token(smollm2_folder: 
         model=PROFILE, prompt="Once upon a time", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
-    begun = time.monotonic()
-    assert started.stop() == 0
-    # The profile grants 20 s; the engine's core is gone within one or two, and nothing comes after that.
-    assert time.monotonic() - begun < 12
+    started.process.send_signal(signal.SIGTERM)
+    started.wait_for("draining")
+    started.process.send_signal(signal.SIGTERM)
+    assert started.process.wait(30) == 0  # the profile grants the drain 60 s, and the stop 20
+    started.wait_for("told again: stopping now")

@@ -14,8 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from slimserve.admission.config import Config
 from slimserve.engine import procfs
+from slimserve.engine.command import DOOR
+from slimserve.engine.control import Control
 from slimserve.engine.supervisor import Launch, Supervisor
+from slimserve.shapes import plain
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = ROOT / "tests/unit/supervisor_driver.py"
@@ -31,8 +35,8 @@ def launch(smollm2_folder: Path, tmp_path: Path) -> Iterator[Launch]:
     options = {
         "model": str(smollm2_folder),
         "served-model-name": "smollm2",
-        "host": "127.0.0.1",
-        "port": str(port),
+        "uds": str(tmp_path / "runs/run/engine.sock"),
+        "middleware": DOOR,
         "max-model-len": "512",
         "max-num-seqs": "4",
         "kv-cache-memory-bytes": "100000000",
@@ -49,18 +53,20 @@ def launch(smollm2_folder: Path, tmp_path: Path) -> Iterator[Launch]:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "VLLM_API_KEY": "sk-of-the-test",
     }
     yield Launch(
         argv=tuple(argv),
         env=env,
         host="127.0.0.1",
         port=port,
+        admission=Config(max_in_flight=8, max_model_len=512),
+        control=tmp_path / "runs/run/engine.sock",
         model_name="smollm2",
-        api_key="sk-of-the-test",
         run_folder=tmp_path / "runs/run",
         load_seconds=200.0,
         warmup_seconds=60.0,
+        drain_seconds=60.0,
+        stall_seconds=60.0,
         stop_seconds=20.0,
         profile_id="test",
     )
@@ -94,7 +100,9 @@ def drive(launch: Launch, home: Path) -> subprocess.Popen[str]:
         text=True,
     )
     assert driver.stdin is not None
-    json.dump({**fields, "env": dict(launch.env), "run_folder": str(launch.run_folder)}, driver.stdin)
+    paths = {name: str(fields[name]) for name in ("run_folder", "control")}
+    admission = plain(launch.admission, nulls=False)
+    json.dump({**fields, **paths, "env": dict(launch.env), "admission": admission}, driver.stdin)
     driver.stdin.close()
     return driver
 
@@ -160,22 +168,40 @@ def test_it_serves_listens_on_loopback_alone_and_stops(launch: Launch, tmp_path:
             addresses = {address for one in engine for address in listening(one.pid)}
             assert addresses
             assert not [address for address in addresses if not is_loopback(address)]
+            # The public socket went to the API server and to nobody that it started.
+            holders = [one for one in engine if public_socket(launch.port) & set(descriptors(one.pid))]
+            assert [(one.pid, one.parent) for one in holders] == [(holders[0].session, os.getpid())]
+            assert Control(launch.control).door().accepting
+            metrics = Control(launch.control).metrics()
+            assert metrics is not None
+            assert "vllm:num_requests_running" in metrics
+            assert "slimserve_" in metrics
     finally:
         os.chdir(folder)
-    assert launch.api_key is not None
-    assert launch.api_key not in supervisor.log_path.read_text() + "".join(reports)
+    assert supervisor.log_path.exists()
     assert "stopped" in reports[-1]
     await_nothing(tmp_path, 2.0)
 
 
-def listening(pid: int) -> set[str]:
-    """The addresses, as /proc/net writes them, of the TCP sockets that a process listens on."""
-    inodes = set()
+def descriptors(pid: int) -> list[str]:
+    """What the descriptors of a process stand for."""
+    found = []
     for handle in os.listdir(f"/proc/{pid}/fd"):
         try:
-            inodes.add(os.readlink(f"/proc/{pid}/fd/{handle}"))
+            found.append(os.readlink(f"/proc/{pid}/fd/{handle}"))
         except OSError:
             continue
+    return found
+
+
+def public_socket(port: int) -> set[str]:
+    """The listening socket at `port`, as a descriptor shows it."""
+    return {f"socket:[{inode}]" for state, inode in procfs.sockets(port) if state == "0A"}
+
+
+def listening(pid: int) -> set[str]:
+    """The addresses, as /proc/net writes them, of the TCP sockets that a process listens on."""
+    inodes = set(descriptors(pid))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
@@ -188,7 +214,5 @@ def listening(pid: int) -> set[str]:
 def is_loopback(address: str) -> bool:
     """Whether an address of /proc/net (hexadecimal, each 32 bits in host order) is 127.0.0.0/8 or ::1."""
     words = [bytes.fromhex(address[start : start + 8])[::-1] for start in range(0, len(address), 8)]
-    plain = b"".join(words)
-    return (
-        plain[0] == 127 if len(plain) == 4 else plain == bytes(15) + b"\1" or plain[:13] == bytes(10) + b"\xff\xff\x7f"
-    )
+    raw = b"".join(words)
+    return raw[0] == 127 if len(raw) == 4 else raw == bytes(15) + b"\1" or raw[:13] == bytes(10) + b"\xff\xff\x7f"
