@@ -3,7 +3,7 @@
     python -m harness.serve_bench [--rounds 4] [--pairs 24] [--streams 4] [--tokens 64] [--port 8010]
 
 The two sides: `make serve`, and the same command line and environment (as `slimserve --plan --json` prints them)
-started by hand without a supervisor. First each is started and stopped in turn, the order swapped from round to
+started by hand without a supervisor and without the door. First each is started and stopped in turn, the order swapped from round to
 round, and timed from its start to the first token of a real completion. Then both run at once, on two ports, and
 batches of streams go to one and the other in turn: the machine's moods then hit both sides of each pair, and the
 interval is that of the median of paired ratios. Nothing is claimed by this program; it prints JSON.
@@ -55,11 +55,20 @@ def start_quietly(argv: list[str], env: dict[str, str]) -> subprocess.Popen[byte
     return subprocess.Popen(argv, env=env, cwd=ROOT, start_new_session=True, stdout=null, stderr=null)
 
 
-def plan_of(program: str, port: int) -> dict[str, Any]:
-    """What `slimserve --plan --json` prints for the profile on `port`."""
-    show = [program, PROFILE, "--plan", "--json", "--port", str(port)]
+def plan_of(program: str) -> dict[str, Any]:
+    """What `slimserve --plan --json` prints for the profile."""
+    show = [program, PROFILE, "--plan", "--json"]
     plan: dict[str, Any] = json.loads(subprocess.run(show, check=True, capture_output=True).stdout)
     return plan
+
+
+def bare_argv(argv: list[str], port: int) -> list[str]:
+    """The command with a port of its own in the place of the supervisor's socket and the door."""
+    rest = list(argv)
+    for flag in ("--uds", "--middleware"):
+        place = rest.index(flag)
+        del rest[place : place + 2]
+    return [*rest, "--host", "127.0.0.1", "--port", str(port)]
 
 
 def first_token_seconds(port: int, start: float, process: subprocess.Popen[bytes]) -> float:
@@ -120,11 +129,11 @@ def main() -> None:
     def by_make(port: int) -> subprocess.Popen[bytes]:
         return start_quietly(["make", "-s", "serve", f"PORT={port}"], dict(os.environ))
 
-    plans = {port: plan_of(program, port) for port in (args.port, args.port + 1)}
+    plan = plan_of(program)
 
     def by_hand(port: int) -> subprocess.Popen[bytes]:
         passed = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
-        return start_quietly(plans[port]["argv"], {**passed, **plans[port]["environment"]})
+        return start_quietly(bare_argv(plan["argv"], port), {**passed, **plan["environment"]})
 
     sides: dict[str, Callable[[int], subprocess.Popen[bytes]]] = {"served": by_make, "bare": by_hand}
     first: dict[str, list[float]] = {"served": [], "bare": []}

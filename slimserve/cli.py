@@ -31,8 +31,8 @@ ABOUT_A_PROFILE = ("serve", "plan", "fetch", "chat")
 FITS = {
     "prompt": ("chat",),
     "system": ("chat",),
-    "host": ("serve", "plan", "chat"),
-    "port": ("serve", "plan", "chat"),
+    "host": ("serve", "chat"),
+    "port": ("serve", "chat"),
     "origin": ("serve",),
     "page_port": ("serve",),
     "on": ("plan", "list", "doctor"),

@@ -1,0 +1,264 @@
+"""States, what is answered in them, and what other programs are told."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from supervisor_support import ROOT, Fake, fake_fixture
+
+from slimserve import status_command
+from slimserve.engine import endpoints, probe
+from slimserve.engine.control import Control, Door
+from slimserve.engine.front import Front
+from slimserve.engine.ports import listen
+from slimserve.engine.record import FILE_NAME
+from slimserve.engine.state import Board, State
+from slimserve.engine.supervisor import Supervisor
+from slimserve.errors import Failed
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Fake]:
+    yield from fake_fixture(tmp_path)
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1e9
+        monkeypatch.setattr("slimserve.engine.state.time.time", lambda: self.now)
+
+
+def test_the_time_to_wait_is_the_rest_of_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    board = Board(usual={State.LOADING: 30.0, State.WARMING: 5.0})
+    board.move(State.LOADING, "x")
+    assert board.retry_seconds() == 35
+    clock.now += 20.0
+    assert board.retry_seconds() == 15
+    clock.now += 100.0  # later than usual: what is left is the next state
+    assert board.retry_seconds() == 5
+    board.move(State.WARMING, "x")  # and from now on a load is known to take 120 s
+    clock.now += 2.0
+    board.move(State.READY, "x")
+    assert board.retry_seconds() == 1
+    board.move(State.RESTARTING, "x", deadline_seconds=1.0)
+    assert board.retry_seconds() == 60
+    board.move(State.FAILED, "x", deadline_seconds=600.0)
+    assert board.retry_seconds() == 60
+
+
+@given(st.sampled_from(State), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_the_time_to_wait_has_bounds(state: State, usual: float, deadline: float) -> None:
+    board = Board(usual={State.LOADING: usual, State.WARMING: usual})
+    board.move(state, "x", deadline_seconds=deadline)
+    assert 1 <= board.retry_seconds() <= 60
+
+
+def test_an_amended_reason_keeps_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    told: list[tuple[str, float]] = []
+    board = Board(lambda status: told.append((status.reason, status.since)))
+    board.move(State.FETCHING, "nothing yet")
+    clock.now += 5
+    board.amend("half of it")
+    assert told == [("nothing yet", 1e9), ("half of it", 1e9)]
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Says the next of the server's states; None: nothing at all."""
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        states = self.server.states  # type: ignore[attr-defined]
+        raw = states.pop(0) if len(states) > 1 else states[0]
+        if raw is None:
+            time.sleep(2.0)
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+@contextmanager
+def door(tmp_path: Path, *states: dict[str, Any] | bytes | None) -> Iterator[Control]:
+    path = tmp_path / "door.sock"
+    with ThreadingUnixStreamServer(str(path), Answers) as server:
+        server.daemon_threads = True
+        server.states = [json.dumps(one).encode() if isinstance(one, dict) else one for one in states]  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield Control(path)
+        finally:
+            server.shutdown()
+
+
+def state(stalled: float = 0.0, in_flight: int = 1) -> dict[str, Any]:
+    return {"accepting": True, "in_flight": in_flight, "waiting": 0, "cap": 8, "stalled_seconds": stalled}
+
+
+def watch(control: Control, seconds: float) -> None:
+    probe.until_frozen(control, seconds, threading.Event(), pause=0.01)
+
+
+def test_a_state_is_read_strictly(tmp_path: Path) -> None:
+    with door(tmp_path, state(1.5)) as control:
+        assert control.door() == Door(accepting=True, in_flight=1, waiting=0, cap=8, stalled_seconds=1.5)
+    for wrong in ({**state(), "in_flight": -1}, {**state(), "more": 1}, b"[]", b"{", b"\xff", {}):
+        (tmp_path / "door.sock").unlink(missing_ok=True)
+        with door(tmp_path, wrong) as control, pytest.raises(OSError, match="the door's state is not readable"):
+            control.door()
+
+
+def test_a_stall_is_a_freeze_only_at_the_second_look(tmp_path: Path) -> None:
+    said = "3 sequences are under way, and for 9 s there was no step"
+    states = (state(9), state(0), state(9), state(0), state(9), state(9, 3))
+    with door(tmp_path, *states) as control, pytest.raises(probe.Frozen, match=said):
+        watch(control, 5.0)
+
+
+def test_silence_is_a_freeze(tmp_path: Path) -> None:
+    with door(tmp_path, None) as control, pytest.raises(probe.Frozen, match=r"has not answered for 0\.3 s"):
+        watch(control, 0.3)
+    with pytest.raises(probe.Frozen, match="has not answered"):
+        watch(Control(tmp_path / "nobody.sock"), 0.1)
+
+
+def test_the_page_is_served_beside_the_front() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"the page"})
+
+    public, page = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+    front = Front(public, Board())
+    try:
+        front.accept()
+        front.serve(app, page)
+        assert get(page) == (200, b"the page")
+        assert get(public)[0] == 503
+        front.pause()
+        front.accept()
+        assert get(public)[0] == 503
+    finally:
+        front.close()
+        public.close()
+        page.close()
+
+
+def get(listening: socket.socket) -> tuple[int, bytes]:
+    return get_at(listening.getsockname()[1], "/")
+
+
+def get_at(port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def test_weights_that_come_no_further_end_the_start(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slimserve.engine.supervisor.FETCH_SECONDS", 0.2)
+    over = threading.Event()
+    supervisor = Supervisor(fake.launch(), print, lambda progress: over.wait(60) and None)
+    with pytest.raises(Failed, match=r"have not come any further for 0\.2 s"), supervisor:
+        pytest.fail("it never was ready")
+    over.set()
+    assert fake.processes() == []
+
+
+def test_clients_hear_how_far_the_weights_are(fake: Fake) -> None:
+    launch = fake.launch()
+    heard: list[str] = []
+
+    def prepare(progress: Any) -> None:
+        deadline = time.monotonic() + 30
+        while not any("fetching a.bin: 50%" in text for text in heard):
+            assert time.monotonic() < deadline, heard
+            progress(5_000_000, 10_000_000, "fetching a.bin")
+            heard.append(get_at(launch.port, "/")[1].decode())
+
+    with Supervisor(launch, print, prepare):
+        pass
+    assert "the endpoint is fetching" in heard[-1]
+
+
+def test_an_interrupted_fetch_is_cancelled(fake: Fake) -> None:
+    seen: list[str] = []
+
+    def prepare(progress: Any) -> None:
+        try:
+            while True:
+                progress(1, 2, "x")
+                time.sleep(0.01)
+                if not seen:
+                    seen.append("begun")
+                    os.kill(os.getpid(), 2)
+        except BaseException as error:
+            seen.append(type(error).__name__)
+            raise
+
+    with pytest.raises(KeyboardInterrupt), Supervisor(fake.launch(), print, prepare):
+        pytest.fail("it never was ready")
+    assert seen == ["begun", "Cancelled"]
+
+
+def status(fake: Fake, *arguments: str) -> str:
+    environment = {"PATH": os.environ["PATH"], "SLIMSERVE_STATE": str(fake.runs.parent), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "slimserve", "--status", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_status_names_what_runs(fake: Fake) -> None:
+    assert status(fake) == "no endpoint runs\n"
+    launch = fake.launch()
+    with Supervisor(launch, print):
+        text = status(fake)
+        assert text.startswith("fake-profile  ready since ")
+        assert "0 of 8 in flight, 0 waiting" in text
+        assert f"http://127.0.0.1:{launch.port}/v1" in text
+        (one,) = json.loads(status(fake, "--json"))["endpoints"]
+        assert (one["state"], one["pid"], one["door"]["accepting"]) == ("ready", os.getpid(), True)
+        assert (launch.run_folder / endpoints.FILE_NAME).stat().st_mode & 0o077 == 0
+    assert status(fake) == "no endpoint runs\n"
+
+
+def test_status_names_a_leftover_and_forgets_the_dead(fake: Fake, tmp_path: Path) -> None:
+    launch = fake.launch()
+    with Supervisor(launch, print):
+        for name in (endpoints.FILE_NAME, FILE_NAME):
+            fields = json.loads((launch.run_folder / name).read_text())
+            for key in ("start_ticks", "supervisor_start_ticks"):
+                if key in fields and (key != "start_ticks" or name == endpoints.FILE_NAME):
+                    fields[key] -= 1  # as if that process were gone, and its number another's
+            (launch.run_folder / name).write_text(json.dumps(fields))
+        data = status_command.look({"SLIMSERVE_STATE": str(tmp_path)})
+        assert data["endpoints"] == []
+        (left,) = data["leftovers"]
+        assert (left["profile"], left["pids"]) == ("fake-profile", [one.pid for one in fake.processes()])
+        assert "an engine whose supervisor died" in status_command.render(data, time.time())
