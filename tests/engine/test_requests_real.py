@@ -61,13 +61,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"top_k": 1}, {"top_p": 0.001}, {"min_p": 1}], ids=json.dumps)
 @pytest.mark.parametrize("dialect", Dialect)
 def test_greedy_requests_are_sampled(engine: Engine, dialect: Dialect, fields: dict[str, Any]) -> None:
-    answers = [ask(engine, dialect, **{FORMS[dialect][2]: 32}, **fields) for _ in range(2)]
+    answers = [ask(engine, dialect, **{FORMS[dialect][2]: 32}, **fields) for _ in range(3)]
     for answer in answers:
         assert answer.status == 200, answer.body
         assert Note.GREEDY_REPLACED.text in answer.headers["x-slimserve-note"]
-    said = [_words(answer.data) for answer in answers]
-    assert all(map(any, said))
-    assert said[0] != said[1], "32 tokens at the default temperature came out the same"
+    said = {tuple(_words(answer.data)) for answer in answers}
+    assert any(map(any, said))
+    assert len(said) > 1, "32 tokens at the default temperature came out the same each time"
 
 
 def _words(data: Any) -> list[str]:
