@@ -3,10 +3,10 @@
     python -m harness.serve_bench [--rounds 4] [--pairs 24] [--streams 4] [--tokens 64] [--port 8010]
 
 The two sides: `make serve`, and the same command line and environment (as `slimserve --plan --json` prints them)
-started by hand without a supervisor and without the door. First each is started and stopped in turn, the order swapped from round to
-round, and timed from its start to the first token of a real completion. Then both run at once, on two ports, and
-batches of streams go to one and the other in turn: the machine's moods then hit both sides of each pair, and the
-interval is that of the median of paired ratios. Nothing is claimed by this program; it prints JSON.
+started by hand without a supervisor and without the door. First each is started and stopped in turn, the order
+swapped from round to round, and timed from its start to the first token of a real completion. Then both run at once,
+on two ports, and batches of streams go to one and the other in turn: the machine's moods then hit both sides of each
+pair, and the interval is that of the median of paired ratios. Nothing is claimed by this program; it prints JSON.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def find(endpoint: Endpoint, *, deadline_seconds: float = PROBE_SECONDS) -> tupl
 
     Returns:
         `serving`: it lists the model. `refuses-key`: it answers 401 or 403 to the key, or there is none to give.
-        `busy`: the deadline passed without an answer. `other`: it answers, and is something else or does not list
-        the model. `nobody`: nothing takes a connection.
+        `busy`: it says 503, or the deadline passed without an answer. `other`: it answers, and is something else or
+        does not list the model. `nobody`: nothing takes a connection.
 
     Raises:
         UsageError: the address or the key cannot be sent.
@@ -65,8 +65,9 @@ def unusable(presence: Presence, endpoint: Endpoint, *, key_variable: str) -> Sl
         do = f"set {key_variable} to the key that the server was started with, or use another --port"
         return Refused(Finding(f"the endpoint at {url} refuses the key", why, do))
     if presence == "busy":
-        why = "something took the connection and kept silent: it may be loading, overloaded or frozen"
-        return Failed(Finding(f"the endpoint at {url} does not answer", why, "wait and try again, and see its log"))
+        why = "something took the connection and kept silent, or said 503: it may be loading, overloaded or frozen"
+        do = "wait and try again; slimserve --status says where it stands"
+        return Failed(Finding(f"the endpoint at {url} does not answer", why, do))
     if presence == "other":
         why = f"the port is taken by a server that does not list {endpoint.model}"
         do = f"use another --port, or stop it; what it serves is under {url}/models"
@@ -78,7 +79,8 @@ def _ask(endpoint: Endpoint, deadline_seconds: float) -> Presence:
     try:
         listed = get_json(endpoint, "/models", deadline_seconds=deadline_seconds)
     except HttpError as error:
-        return "refuses-key" if error.status in (401, 403) else "other"
+        # An endpoint that fetches, loads, restarts or drains says 503 on every path.
+        return "refuses-key" if error.status in (401, 403) else "busy" if error.status == 503 else "other"
     except Silent:
         return "busy"
     except NoListener:

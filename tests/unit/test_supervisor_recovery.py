@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from supervisor_support import Driver, Fake, ask, fake_fixture, free_port, until
 
+from slimserve import chat_probe
+from slimserve.client_faults import Endpoint
 from slimserve.engine import endpoints, procfs
 from slimserve.engine.attempt import Launch
 from slimserve.engine.control import Control
@@ -92,6 +94,7 @@ def test_who_comes_too_early_is_told_when_to_come_back(fake: Fake) -> None:
     assert 1 <= seconds <= 60
     assert message.startswith("the endpoint is loading: ")
     unavailable(launch.port, "/health", None)
+    assert chat_probe.probe(Endpoint(f"http://127.0.0.1:{launch.port}/v1", "fake")) == "busy"
     # A body that is still being sent does not cost the client the answer.
     with socket.create_connection(("127.0.0.1", launch.port), timeout=30) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n")
