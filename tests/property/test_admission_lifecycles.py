@@ -19,7 +19,7 @@ from slimserve.admission.config import Config
 from slimserve.admission.middleware import Admission
 from slimserve.admission.progress import ENGINE
 
-CAP = 6
+CAP = 16
 LIFECYCLES = 20_000
 KEYS = [f"sk-slim-{name}" for name in "abc"]
 HASHES = {key[-1]: hashlib.sha256(key.encode()).hexdigest() for key in KEYS}
