@@ -25,6 +25,8 @@ FAKE = ROOT / "tests/fakes/engine.py"
 DRIVER = Path(__file__).with_name("supervisor_driver.py")
 MARK = "SLIMSERVE_TEST_MARK"
 KEY = "sk-a-key-that-must-not-be-seen"
+# Every driver that a test has started.
+DRIVERS: list[subprocess.Popen[str]] = []
 
 
 def free_port() -> int:
@@ -131,6 +133,10 @@ def fake_fixture(folder: Path) -> Iterator[Fake]:
         yield fake
         fake.require_none(2.0)
     finally:
+        for process in DRIVERS:  # first, or they would start anew what is ended here
+            process.kill()
+            process.wait()
+        DRIVERS.clear()
         fake.kill_all()
 
 
@@ -154,6 +160,7 @@ class Driver:
             env={**os.environ, "PYTHONPATH": launch.env["PYTHONPATH"]},
             text=True,
         )
+        DRIVERS.append(self.process)
         self.lines: list[str] = []
         assert self.process.stdin is not None
         self.process.stdin.write(order)
