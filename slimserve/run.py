@@ -12,9 +12,10 @@ from pathlib import Path
 
 from slimserve import keys_command, paths, weights
 from slimserve.engine import command, door
+from slimserve.engine.fetching import Cancelled, Progress
 from slimserve.engine.page import Page
 from slimserve.engine.record import control_path
-from slimserve.engine.supervisor import Cancelled, Launch, Progress, Supervisor
+from slimserve.engine.supervisor import Launch, Supervisor
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
 from slimserve.keys_command import VARIABLE as KEY_VARIABLE
 from slimserve.plan import Plan, disk

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +21,9 @@ from typing import TYPE_CHECKING, NoReturn
 from slimserve.engine import endpoints, ports, probe, stop_signals
 from slimserve.engine.attempt import Attempt, Launch
 from slimserve.engine.control import Control
+from slimserve.engine.fetching import Progress, fetch
 from slimserve.engine.page import Page
-from slimserve.engine.record import RunFolder, leftovers
+from slimserve.engine.record import RunFolder
 from slimserve.engine.state import Board, State, Status
 from slimserve.engine.stop_signals import Stopped
 from slimserve.errors import Failed, Finding, SlimserveError
@@ -37,16 +37,8 @@ BACKOFF_SECONDS = (0.0, 1.0)
 STEADY_SECONDS = 600.0
 # How long a failed endpoint stays to say why.
 HOLD_SECONDS = 600.0
-# Weights of which not a byte arrived, or was verified, for so long do not come any more.
-FETCH_SECONDS = 300.0
-# Who says how far the weights have come: bytes done, bytes in all, what is done.
-Progress = Callable[[int, int, str], None]
 
-__all__ = ["Launch", "Progress", "Supervisor", "leftovers"]
-
-
-class Cancelled(BaseException):
-    """Raised inside `prepare` when nobody waits for it any more; no handler of its own errors should take it."""
+__all__ = ["Launch", "Supervisor"]
 
 
 class Supervisor:
@@ -156,40 +148,8 @@ class Supervisor:
         self._report(f"log {self.log_path}")
 
     def _fetch(self) -> None:
-        """Have the weights.
-
-        Raises:
-            Refused, Failed: they could not be had.
-        """
-        prepare = self._prepare
-        if prepare is None:
-            return
-        self.board.move(State.FETCHING, "the weights are checked", deadline_seconds=FETCH_SECONDS)
-        moved = said = time.monotonic()
-
-        def call(cancelled: threading.Event) -> None:
-            def progress(done: int, total: int, name: str) -> None:
-                nonlocal moved, said
-                if cancelled.is_set():
-                    raise Cancelled
-                moved = time.monotonic()
-                if moved - said >= 1.0:
-                    said = moved
-                    share = done / total if total else 1.0
-                    self.board.amend(f"{name}: {share:.0%} of {total / 1e6:.1f} MB")
-
-            prepare(progress)
-
-        with probe.Question(call, leave_seconds=2.0) as question:
-            while probe.wait(question, None, self._signals, 1.0) != "answered":
-                if time.monotonic() - moved > FETCH_SECONDS:
-                    raise Failed(
-                        Finding(
-                            f"the weights have not come any further for {FETCH_SECONDS:g} s",
-                            f"the last that was heard: {self.board.status.reason}",
-                            "see that the network and the disk answer; --fetch goes on where this one stopped",
-                        )
-                    )
+        if self._prepare is not None:
+            fetch(self._prepare, self.board, self._signals)
 
     def _start(self) -> None:
         """Start the engine, see it ready, and hand the door over to it.

@@ -181,7 +181,7 @@ def get_at(port: int, path: str) -> tuple[int, bytes]:
 
 
 def test_weights_that_come_no_further_end_the_start(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slimserve.engine.supervisor.FETCH_SECONDS", 0.2)
+    monkeypatch.setattr("slimserve.engine.fetching.FETCH_SECONDS", 0.2)
     over = threading.Event()
     supervisor = Supervisor(fake.launch(), print, lambda progress: over.wait(60) and None)
     with pytest.raises(Failed, match=r"have not come any further for 0\.2 s"), supervisor:
