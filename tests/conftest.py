@@ -7,6 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says nothing about whether it is right, on a machine that does other things besides.
+settings.register_profile("slimserve", deadline=None)
+settings.load_profile("slimserve")
 
 TESTS = Path(__file__).resolve().parent
 MARKED_FOLDERS = ("engine", "gpu")
