@@ -174,7 +174,7 @@ def paths(draw: st.DrawFn) -> str:
     return path
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(method=METHODS, path=paths())
 def test_what_is_admitted_is_what_the_router_runs(app: Any, method: str, path: str) -> None:
     row = routes.find(method, path)

@@ -106,7 +106,7 @@ def test_a_refusal_has_the_form_of_its_dialect(keys_file: Path) -> None:
     assert (anthropic["type"], anthropic["error"]["type"]) == ("error", "authentication_error")
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE"]),
     path=st.one_of(

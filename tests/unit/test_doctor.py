@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from machine_support import machines
 
 from slimserve.doctor import findings, render, to_json
@@ -202,7 +202,6 @@ def test_gpus_that_could_not_be_read_are_not_called_none() -> None:
     assert "GPUs\n  none could be read\n" in render(load("gpus-unreadable"), ())
 
 
-@settings(deadline=None)
 @given(machines())
 def test_every_machine_can_be_judged_and_printed(machine: Machine) -> None:
     text = render(machine, findings(machine))

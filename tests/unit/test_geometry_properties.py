@@ -23,7 +23,7 @@ CHECKPOINTS = {
     for one in MODELS
 }
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -155,7 +155,7 @@ def test_more_ranks_never_hold_more_each(one: Model) -> None:
     assert states == sorted(states, reverse=True)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(
     geometries(),
     st.sampled_from((1, 1, 2, 3, 0, -1)),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from machine_support import machines
 
 from slimserve.errors import RegistryError
@@ -28,14 +28,12 @@ def read_back(text: str) -> Machine:
         return load_machine(path)
 
 
-@settings(deadline=None)
 @given(machines())
 def test_the_json_form_reads_back_equal(machine: Machine) -> None:
     text = json.dumps(plain(machine), ensure_ascii=False)
     assert replace(read_back(text), source=machine.source) == machine
 
 
-@settings(deadline=None)
 @given(machines())
 def test_what_is_usable_is_never_more_than_any_limit(machine: Machine) -> None:
     memory = machine.memory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slimserve.probe.visible import Candidate, select
@@ -79,7 +79,6 @@ entries = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(
     st.none() | st.text(max_size=30) | st.lists(entries | st.text(max_size=8), max_size=6).map(",".join),
     st.integers(0, 6),
@@ -91,7 +90,6 @@ def test_it_never_raises_and_shows_a_part_without_repeats(value: str | None, cou
     assert all(problem.isprintable() for problem in selection.problems)
 
 
-@settings(deadline=None)
 @given(st.permutations(range(4)), st.integers(0, 4), st.sampled_from(["number", "uuid", "prefix"]))
 def test_the_order_of_the_list_is_the_order_that_is_seen(order: list[int], count: int, form: str) -> None:
     chosen = order[:count]
@@ -101,7 +99,6 @@ def test_the_order_of_the_list_is_the_order_that_is_seen(order: list[int], count
     assert not selection.problems
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True),
     st.integers(4, 99),
