@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from slimserve.model import Checkpoint
 from slimserve.plan import WeightsOnDisk, describe, make_plan
-from slimserve.profile import Profile, Setting
+from slimserve.profile import NotCarried, Profile, Setting
 from slimserve.registry import load_registry
 
 FOLDER = Path(__file__).parents[2] / "profiles"
@@ -74,3 +75,35 @@ def test_a_profile_says_what_it_does_not_carry(profile: Profile) -> None:
     assert texts
     if profile.model == "qwen38-flash-next":
         assert all(any(word in text for text in texts) for word in ("Images", "TurboQuant", "AMD", "second KV tier"))
+
+
+# What a profile can carry: the key that states it, and a word that whoever denies it would use.
+CARRIED = {
+    "admission.max_in_flight": r"\bcap\b",
+    "engine.tool_call_parser": r"\btool calling\b",
+    "engine.reasoning_parser": r"\bthinking\b",
+}
+
+
+def denied(profile: Profile) -> list[str]:
+    """What a profile says that it does not carry, and carries."""
+    stated = {key for key, _ in profile.settings()}
+    texts = [item.what for item in profile.not_carried]
+    return [
+        text
+        for key, word in CARRIED.items()
+        for text in texts
+        if key in stated and re.search(word, text, re.IGNORECASE)
+    ]
+
+
+@pytest.mark.parametrize("profile", REGISTRY.profiles.values(), ids=REGISTRY.profiles)
+def test_a_profile_does_not_deny_what_it_carries(profile: Profile) -> None:
+    assert denied(profile) == []
+
+
+def test_a_denial_of_the_cap_would_be_seen() -> None:
+    profile = REGISTRY.default
+    what = "A cap on requests in flight"
+    wrong = replace(profile, not_carried=(*profile.not_carried, NotCarried(what, "for once")))
+    assert denied(wrong) == [what]
