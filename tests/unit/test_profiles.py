@@ -105,5 +105,5 @@ def test_a_profile_does_not_deny_what_it_carries(profile: Profile) -> None:
 def test_a_denial_of_the_cap_would_be_seen() -> None:
     profile = REGISTRY.default
     what = "A cap on requests in flight"
-    wrong = replace(profile, not_carried=(*profile.not_carried, NotCarried(what, "for once")))
+    wrong = replace(profile, not_carried=(*profile.not_carried, NotCarried(what=what, why="for once")))
     assert denied(wrong) == [what]
