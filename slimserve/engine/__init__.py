@@ -1,1 +1,1 @@
-"""The one pinned engine: its command line, its process, its launcher."""
+"""The one pinned engine: its command line, its process, its entry."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from slimserve.admission.config import VARIABLE, Config
-from slimserve.engine import ending, probe, procfs, stop_signals
+from slimserve.engine import ending, procfs, stop_signals, waiting
 from slimserve.engine.control import Control, Unanswerable
-from slimserve.engine.launch import PARENT
+from slimserve.engine.entry import PARENT
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord
 from slimserve.engine.state import Board, State
@@ -123,7 +123,7 @@ class Attempt:
         launch = self._launch
         self._board.move(State.LOADING, "the engine loads the model", deadline_seconds=launch.load_seconds)
         self._report(f"loading (at most {launch.load_seconds:g} s)")
-        outcome = self._ask(lambda cancelled: probe.until_healthy(self.control, cancelled), launch.load_seconds)
+        outcome = self._ask(lambda cancelled: waiting.until_healthy(self.control, cancelled), launch.load_seconds)
         if outcome == "late":
             self._fail(
                 f"the engine did not load within {launch.load_seconds:g} s",
@@ -134,7 +134,7 @@ class Attempt:
         self._report(f"warming after {self.seconds:.1f} s (at most {launch.warmup_seconds:g} s)")
         question = (self.control, launch.model_name, launch.warmup_seconds)
         try:
-            outcome = self._ask(lambda cancelled: probe.until_token(*question, cancelled), launch.warmup_seconds)
+            outcome = self._ask(lambda cancelled: waiting.until_token(*question, cancelled), launch.warmup_seconds)
         except Unanswerable as error:
             self._fail(
                 f"the engine refuses a one-token completion: {error}",
@@ -158,8 +158,8 @@ class Attempt:
         """
         seconds = self._launch.stall_seconds
         try:
-            self._ask(lambda cancelled: probe.until_frozen(self.control, seconds, cancelled), None)
-        except probe.Frozen as frozen:
+            self._ask(lambda cancelled: waiting.until_frozen(self.control, seconds, cancelled), None)
+        except waiting.Frozen as frozen:
             self._fail(
                 f"the engine is frozen: {frozen}",
                 f"`serve.stall_seconds` of the profile allows {seconds:g} s",
@@ -175,7 +175,9 @@ class Attempt:
             Stopped: another signal came.
         """
         call = self.control
-        return self._ask(lambda cancelled: probe.until_idle(call, cancelled), self._launch.drain_seconds) == "answered"
+        return (
+            self._ask(lambda cancelled: waiting.until_idle(call, cancelled), self._launch.drain_seconds) == "answered"
+        )
 
     def check(self) -> None:
         """Look whether the engine lives.
@@ -229,7 +231,7 @@ class Attempt:
         self._report(f"stopped after {time.monotonic() - begun:.1f} s")
 
     def _ask(self, call: Callable[[threading.Event], None], seconds: float | None) -> str:
-        outcome = probe.ask(call, self._process, self._signals, seconds)
+        outcome = waiting.ask(call, self._process, self._signals, seconds)
         if outcome == "died":
             self.check()
         return outcome

@@ -15,7 +15,7 @@ from slimserve.policies import BY_ID
 from slimserve.shapes import plain
 
 ENGINE_VERSION = "0.32.0"
-ENTRY = "slimserve.engine.launch"
+ENTRY = "slimserve.engine.entry"
 DOOR = "slimserve.admission.middleware.Admission"
 # What the supervisor asks of a running engine.
 ASKED = ("/health", "/metrics", "/slimserve/state")
@@ -179,7 +179,7 @@ def _environment(plan: Plan, cache: Path) -> dict[str, str]:
     profile = plan.subject.profile
     own = engine_cache(cache, profile.id)
     result = {
-        # Spawned children run the launcher's first lines again, which tie their lives to ours.
+        # Spawned children run the entry's first lines again, which tie their lives to ours.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in plan.gpus),
         "PYTHONUNBUFFERED": "1",

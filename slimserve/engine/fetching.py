@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from slimserve.engine import probe
+from slimserve.engine import waiting
 from slimserve.engine.state import Board, State
 from slimserve.engine.stop_signals import Counter
 from slimserve.errors import Failed, Finding
@@ -48,8 +48,8 @@ def fetch(prepare: Callable[[Progress], None], board: Board, signals: Counter | 
 
         prepare(progress)
 
-    with probe.Question(call, LEAVE_SECONDS) as question:
-        while probe.wait(question, None, signals, min(TOLD_SECONDS, FETCH_SECONDS)) != "answered":
+    with waiting.Question(call, LEAVE_SECONDS) as question:
+        while waiting.wait(question, None, signals, min(TOLD_SECONDS, FETCH_SECONDS)) != "answered":
             if time.monotonic() - moved > FETCH_SECONDS:
                 raise Failed(
                     Finding(

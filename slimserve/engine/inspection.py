@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import runpy
 
-from slimserve.engine import launch, torchvision_cpu
+from slimserve.engine import entry, torchvision_cpu
 
 if __name__ == "__main__":
-    launch.tie_to_parent()
+    entry.tie_to_parent()
     torchvision_cpu.install()
     runpy.run_module("vllm.model_executor.models.registry", run_name="__main__", alter_sys=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from slimserve.engine import endpoints, ports, probe, stop_signals
+from slimserve.engine import endpoints, ports, stop_signals, waiting
 from slimserve.engine.attempt import Attempt, Launch
 from slimserve.engine.control import Control
 from slimserve.engine.fetching import Progress, fetch
@@ -239,7 +239,7 @@ class Supervisor:
         if final:
             self._hold(Failed(*crash.findings))
         self._report(f"restarting in {backoff:g} s")
-        probe.wait(None, None, self._signals, backoff)
+        waiting.wait(None, None, self._signals, backoff)
 
     def _hold(self, failed: Failed) -> NoReturn:
         """Stay for a while to say why the endpoint failed, then fail."""
@@ -249,7 +249,7 @@ class Supervisor:
             self.board.move(State.FAILED, reason, deadline_seconds=HOLD_SECONDS, last_words=words)
         self._report(f"failed; the reason is answered for {HOLD_SECONDS:g} s more, or until a signal")
         with contextlib.suppress(Stopped):
-            probe.wait(None, None, self._signals, HOLD_SECONDS)
+            waiting.wait(None, None, self._signals, HOLD_SECONDS)
         raise failed
 
     def _end_as_told(self, signals: stop_signals.Counter) -> int:

@@ -41,7 +41,7 @@ def launch(smollm2_folder: Path, tmp_path: Path) -> Iterator[Launch]:
         "max-num-seqs": "4",
         "kv-cache-memory-bytes": "100000000",
     }
-    argv = [sys.executable, "-m", "slimserve.engine.launch", "--enforce-eager"]
+    argv = [sys.executable, "-m", "slimserve.engine.entry", "--enforce-eager"]
     argv += [word for name, value in options.items() for word in (f"--{name}", value)]
     env = {
         "PATH": os.environ["PATH"],

@@ -151,7 +151,7 @@ def serving(model: Path, home: Path, door: Config, *arguments: str, seconds: flo
         "VLLM_CPU_KVCACHE_SPACE": "1",
         VARIABLE: door.to_text(),
     }
-    command = [sys.executable, "-P", "-m", "slimserve.engine.launch", "--model", str(model)]
+    command = [sys.executable, "-P", "-m", "slimserve.engine.entry", "--model", str(model)]
     command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
     command += ["--max-num-seqs", "4"]
     command += ["--middleware", "slimserve.admission.middleware.Admission", *arguments]

@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     life.add_argument("--leak-children", type=int, default=0, metavar="N", help="children that ignore SIGTERM")
     life.add_argument("--double-fork-child", action="store_true", help="a daemon in a session of its own")
     life.add_argument("--print-lines", type=int, default=0, metavar="N", help="log `line 1` to `line N` first")
-    life.add_argument("--armed", action="store_true", help="dies with its parent, as the real launcher does")
+    life.add_argument("--armed", action="store_true", help="dies with its parent, as the real engine does")
     talk = args.add_argument_group("answers")
     talk.add_argument("--answer", default="Hello from the fake.")
     talk.add_argument("--reasoning", default="", help="sent ahead of the answer")
@@ -366,9 +366,9 @@ def main() -> None:
         print(f"line {number}")
     sys.stdout.flush()
     if switches.armed:
-        from slimserve.engine import launch
+        from slimserve.engine import entry
 
-        launch.arm()
+        entry.arm()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if switches.ignore_sigterm else lambda *_: os._exit(0))
     bound = bind(switches)
     address = switches.uds or bound.getsockname()[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from supervisor_support import ROOT
 
-from slimserve.engine import ending, import_hook, launch, ports, procfs
+from slimserve.engine import ending, entry, import_hook, ports, procfs
 from slimserve.engine.control import has_token
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord, leftovers
@@ -171,24 +171,24 @@ def test_an_engine_is_started_from_the_main_thread_only(tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
-def test_the_launcher_ends_when_its_parent_is_not_the_one_that_started_it() -> None:
-    code = "from slimserve.engine import launch; launch.tie_to_parent(); print('alive')"
+def test_the_entry_ends_when_its_parent_is_not_the_one_that_started_it() -> None:
+    code = "from slimserve.engine import entry; entry.tie_to_parent(); print('alive')"
     for parent, status, said in ((str(os.getpid()), 0, "alive\n"), ("1", -signal.SIGKILL, "")):
-        env = {**ENV, launch.PARENT: parent}
+        env = {**ENV, entry.PARENT: parent}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30)
         assert (done.returncode, done.stdout) == (status, said)
 
 
-def test_the_launcher_ties_a_spawned_worker_to_its_own_parent() -> None:
+def test_the_entry_ties_a_spawned_worker_to_its_own_parent() -> None:
     code = (
-        "import os; from slimserve.engine import launch; launch.tie_to_parent();"
-        f"assert os.environ[{launch.PARENT!r}] == str(os.getpid())"
+        "import os; from slimserve.engine import entry; entry.tie_to_parent();"
+        f"assert os.environ[{entry.PARENT!r}] == str(os.getpid())"
     )
     subprocess.run([sys.executable, "-c", code], env=ENV, check=True, timeout=30)
 
 
-def test_the_launcher_refuses_workers_that_it_could_not_tie() -> None:
-    argv = [sys.executable, "-m", "slimserve.engine.launch", "--model", "x"]
+def test_the_entry_refuses_workers_that_it_could_not_tie() -> None:
+    argv = [sys.executable, "-m", "slimserve.engine.entry", "--model", "x"]
     done = subprocess.run(argv, env=ENV, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert done.stderr.startswith("VLLM_WORKER_MULTIPROC_METHOD is not `spawn`\n  why: ")
@@ -197,7 +197,7 @@ def test_the_launcher_refuses_workers_that_it_could_not_tie() -> None:
 def test_amx_is_asked_for_where_the_processor_has_it() -> None:
     # In a process of its own: the permission cannot be handed back. 0x1022 asks which are granted; tile data is bit 18.
     code = (
-        "import ctypes; from slimserve.engine import launch; asked = launch.permit_amx(); granted = ctypes.c_uint64();"
+        "import ctypes; from slimserve.engine import entry; asked = entry.permit_amx(); granted = ctypes.c_uint64();"
         "ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(granted)); print(asked, bool(granted.value >> 18 & 1))"
     )
     has = " amx_tile" in Path("/proc/cpuinfo").read_text()
@@ -207,7 +207,7 @@ def test_amx_is_asked_for_where_the_processor_has_it() -> None:
 
 def test_supervising_imports_nothing_that_costs() -> None:
     code = (
-        "import sys, slimserve.engine.supervisor, slimserve.engine.launch;"
+        "import sys, slimserve.engine.supervisor, slimserve.engine.entry;"
         "print(sorted({'torch', 'vllm', 'httpx', 'numpy', 'transformers', 'asyncio'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, timeout=30)

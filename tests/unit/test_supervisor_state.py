@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from supervisor_support import ROOT, Fake, fake_fixture
 
 from slimserve import status_command
-from slimserve.engine import endpoints, probe
+from slimserve.engine import endpoints, waiting
 from slimserve.engine.control import Control, Door
 from slimserve.engine.front import Front
 from slimserve.engine.ports import listen
@@ -118,7 +118,7 @@ def state(stalled: float = 0.0, in_flight: int = 1) -> dict[str, Any]:
 
 
 def watch(control: Control, seconds: float) -> None:
-    probe.until_frozen(control, seconds, threading.Event(), pause=0.01)
+    waiting.until_frozen(control, seconds, threading.Event(), pause=0.01)
 
 
 def test_a_state_is_read_strictly(tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ def test_a_state_is_read_strictly(tmp_path: Path) -> None:
 def test_a_stall_is_a_freeze_only_at_the_second_look(tmp_path: Path) -> None:
     said = "3 sequences are under way, and for 9 s there was no step"
     states = (state(9), state(0), state(9), state(0), state(9), state(9, 3))
-    with door(tmp_path, *states) as control, pytest.raises(probe.Frozen, match=said):
+    with door(tmp_path, *states) as control, pytest.raises(waiting.Frozen, match=said):
         watch(control, 5.0)
 
 
 def test_silence_is_a_freeze(tmp_path: Path) -> None:
-    with door(tmp_path, None) as control, pytest.raises(probe.Frozen, match=r"has not answered for 0\.3 s"):
+    with door(tmp_path, None) as control, pytest.raises(waiting.Frozen, match=r"has not answered for 0\.3 s"):
         watch(control, 0.3)
-    with pytest.raises(probe.Frozen, match="has not answered"):
+    with pytest.raises(waiting.Frozen, match="has not answered"):
         watch(Control(tmp_path / "nobody.sock"), 0.1)
 
 

@@ -1,4 +1,4 @@
-"""What the launcher adds to the engine's processes, beside the installed torch and torchvision."""
+"""What the entry adds to the engine's processes, beside the installed torch and torchvision."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_the_hook_is_still_needed() -> None:
 
 def test_the_registry_inspects_through_our_process() -> None:
     code = """
-from slimserve.engine import launch
-launch.prepare()
+from slimserve.engine import entry
+entry.prepare()
 from vllm.model_executor.models import registry
 print(registry._SUBPROCESS_COMMAND[1:])
 print(registry._run_in_subprocess(lambda: 6 * 7))

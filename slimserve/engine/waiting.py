@@ -97,7 +97,7 @@ class Question:
         self._cancelled = threading.Event()
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC)
         # A daemon: one that waits for an answer ends with the engine's socket, and must not keep us until then.
-        self._thread = threading.Thread(target=self._run, daemon=True, name="slimserve-probe")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="slimserve-question")
 
     def __enter__(self) -> Question:
         self._thread.start()

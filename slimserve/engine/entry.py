@@ -1,6 +1,6 @@
 """Runs the engine's API server as a process that cannot outlive the one that started it.
 
-    python -m slimserve.engine.launch ENGINE_ARGUMENT...
+    python -m slimserve.engine.entry ENGINE_ARGUMENT...
 
 Five things stand between this process and `python -m vllm.entrypoints.openai.api_server`, which it otherwise is:
 
