@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from slimserve.admission.config import VARIABLE, Config
 from slimserve.engine import ending, procfs, stop_signals, waiting
@@ -23,6 +24,8 @@ from slimserve.errors import Failed, Finding, Refused
 
 # The engine does not listen to SIGTERM in some parts of its load, so a wait for it is mostly in vain.
 UNREADY_STOP_SECONDS = 2.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +126,7 @@ class Attempt:
         launch = self._launch
         self._board.move(State.LOADING, "the engine loads the model", deadline_seconds=launch.load_seconds)
         self._report(f"loading (at most {launch.load_seconds:g} s)")
-        outcome = self._ask(lambda cancelled: waiting.until_healthy(self.control, cancelled), launch.load_seconds)
-        if outcome == "late":
+        if not self._ask(partial(waiting.until_healthy, self.control), launch.load_seconds):
             self._fail(
                 f"the engine did not load within {launch.load_seconds:g} s",
                 "`serve.load_seconds` of the profile ended before /health answered 200",
@@ -132,16 +134,16 @@ class Attempt:
             )
         self._board.move(State.WARMING, "the first token is computed", deadline_seconds=launch.warmup_seconds)
         self._report(f"warming after {self.seconds:.1f} s (at most {launch.warmup_seconds:g} s)")
-        question = (self.control, launch.model_name, launch.warmup_seconds)
+        question = partial(waiting.until_token, self.control, launch.model_name, launch.warmup_seconds)
         try:
-            outcome = self._ask(lambda cancelled: waiting.until_token(*question, cancelled), launch.warmup_seconds)
+            warm = self._ask(question, launch.warmup_seconds)
         except Unanswerable as error:
             self._fail(
                 f"the engine refuses a one-token completion: {error}",
                 f"it is ready when it has answered one for the model {launch.model_name!r}",
                 "see that the served model name is that of this launch",
             )
-        if outcome == "late":
+        if not warm:
             self._fail(
                 f"the engine gave no token within {launch.warmup_seconds:g} s of loading",
                 "`serve.warmup_seconds` of the profile ended before a one-token completion came back",
@@ -157,15 +159,12 @@ class Attempt:
             Stopped: a signal came.
         """
         seconds = self._launch.stall_seconds
-        try:
-            self._ask(lambda cancelled: waiting.until_frozen(self.control, seconds, cancelled), None)
-        except waiting.Frozen as frozen:
-            self._fail(
-                f"the engine is frozen: {frozen}",
-                f"`serve.stall_seconds` of the profile allows {seconds:g} s",
-                "see the log; raise `serve.stall_seconds` when steps of the engine really take that long",
-            )
-        raise AssertionError("unreachable: the watch ends with an exception")
+        frozen = self._ask(partial(waiting.until_frozen, self.control, seconds), None)
+        self._fail(
+            f"the engine is frozen: {frozen}",
+            f"`serve.stall_seconds` of the profile allows {seconds:g} s",
+            "see the log; raise `serve.stall_seconds` when steps of the engine really take that long",
+        )
 
     def drain(self) -> bool:
         """Wait until no answer is under way, at most `drain_seconds`; returns whether that was reached.
@@ -174,10 +173,7 @@ class Attempt:
             Failed: the engine died meanwhile.
             Stopped: another signal came.
         """
-        call = self.control
-        return (
-            self._ask(lambda cancelled: waiting.until_idle(call, cancelled), self._launch.drain_seconds) == "answered"
-        )
+        return bool(self._ask(partial(waiting.until_idle, self.control), self._launch.drain_seconds))
 
     def check(self) -> None:
         """Look whether the engine lives.
@@ -230,11 +226,12 @@ class Attempt:
         self._folder.clear()
         self._report(f"stopped after {time.monotonic() - begun:.1f} s")
 
-    def _ask(self, call: Callable[[threading.Event], None], seconds: float | None) -> str:
-        outcome = waiting.ask(call, self._process, self._signals, seconds)
-        if outcome == "died":
-            self.check()
-        return outcome
+    def _ask(self, call: Callable[[threading.Event], T], seconds: float | None) -> T | None:
+        """What `call` returns; None when that takes longer than `seconds`."""
+        with waiting.Question(call) as question:
+            if waiting.wait(question, self._process, self._signals, seconds) == "died":
+                self.check()
+            return question.result
 
     def _write_record(self, tag: str) -> None:
         launch = self._launch

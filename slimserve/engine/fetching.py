@@ -49,7 +49,7 @@ def fetch(prepare: Callable[[Progress], None], board: Board, signals: Counter | 
         prepare(progress)
 
     with waiting.Question(call, LEAVE_SECONDS) as question:
-        while waiting.wait(question, None, signals, min(TOLD_SECONDS, FETCH_SECONDS)) != "answered":
+        while waiting.wait(question, None, signals, TOLD_SECONDS) != "answered":
             if time.monotonic() - moved > FETCH_SECONDS:
                 raise Failed(
                     Finding(

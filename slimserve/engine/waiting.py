@@ -7,7 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from slimserve.engine.control import Control
 from slimserve.engine.process import EngineProcess
@@ -16,19 +16,19 @@ from slimserve.engine.stop_signals import Counter, Stopped
 POLL_SECONDS = 0.05
 WATCH_SECONDS = 1.0
 
-
-class Frozen(Exception):
-    """The engine lives and does nothing; the text says how that shows."""
+T = TypeVar("T")
 
 
-def until_healthy(control: Control, cancelled: threading.Event) -> None:
-    """Ask `/health` until it answers 200, or until cancelled."""
-    while not control.is_healthy() and not cancelled.wait(POLL_SECONDS):
-        pass
+def until_healthy(control: Control, cancelled: threading.Event) -> bool:
+    """Ask `/health` until it answers 200; False when it was cancelled first."""
+    while not control.is_healthy():
+        if cancelled.wait(POLL_SECONDS):
+            return False
+    return True
 
 
-def until_token(control: Control, model: str, seconds: float, cancelled: threading.Event) -> None:
-    """Ask for one token until it comes, or until cancelled.
+def until_token(control: Control, model: str, seconds: float, cancelled: threading.Event) -> bool:
+    """Ask for one token until it comes; False when it was cancelled first.
 
     An answer without a token, and an error of the server (5xx), are asked again.
 
@@ -39,30 +39,33 @@ def until_token(control: Control, model: str, seconds: float, cancelled: threadi
     Raises:
         Unanswerable: the request itself is wrong.
     """
-    while not control.gives_token(model, seconds) and not cancelled.wait(POLL_SECONDS):
-        pass
+    while not control.gives_token(model, seconds):
+        if cancelled.wait(POLL_SECONDS):
+            return False
+    return True
 
 
-def until_idle(control: Control, cancelled: threading.Event) -> None:
-    """Ask the door until no sequence is in flight, or until cancelled."""
+def until_idle(control: Control, cancelled: threading.Event) -> bool:
+    """Ask the door until no sequence is in flight; False when it was cancelled first."""
     while not cancelled.is_set():
         try:
             if control.door().in_flight == 0:
-                return
+                return True
         except OSError:
             pass  # as long as it lives it may still be sending; the deadline is the caller's
         cancelled.wait(POLL_SECONDS)
+    return False
 
 
-def until_frozen(control: Control, seconds: float, cancelled: threading.Event, pause: float = WATCH_SECONDS) -> None:
-    """Watch the door until the engine is frozen, or until cancelled.
+def until_frozen(control: Control, seconds: float, cancelled: threading.Event, pause: float = WATCH_SECONDS) -> str:
+    """Watch the door until the engine is frozen: it lives and does nothing.
 
     Args:
         seconds: how long work may be under way without a step, and how long the door may keep silent.
         pause: seconds between two looks.
 
-    Raises:
-        Frozen: it is.
+    Returns:
+        How that shows; empty when it was cancelled first.
     """
     answered, looks = time.monotonic(), 0
     while not cancelled.is_set():
@@ -71,18 +74,19 @@ def until_frozen(control: Control, seconds: float, cancelled: threading.Event, p
             answered = time.monotonic()
         except OSError:
             if time.monotonic() - answered >= seconds:
-                raise Frozen(f"its API server has not answered for {seconds:g} s") from None
+                return f"its API server has not answered for {seconds:g} s"
         else:
             # Two looks in a row: after a pause of the whole machine the first still sees the step before it.
             looks = looks + 1 if door.stalled_seconds > seconds else 0
             if looks == 2:
-                raise Frozen(
+                return (
                     f"{door.in_flight} sequences are under way, and for {door.stalled_seconds:.0f} s there was no step"
                 )
         cancelled.wait(pause)
+    return ""
 
 
-class Question:
+class Question(Generic[T]):
     """A call in a thread of its own; its end can be waited for beside other things. Use it inside `with`.
 
     Args:
@@ -90,16 +94,17 @@ class Question:
         leave_seconds: how long the end of the block waits for the call to return.
     """
 
-    def __init__(self, call: Callable[[threading.Event], None], leave_seconds: float = 0.0) -> None:
+    def __init__(self, call: Callable[[threading.Event], T], leave_seconds: float = 0.0) -> None:
         self._call = call
         self._leave_seconds = leave_seconds
+        self.result: T | None = None  # of the call, once it has returned
         self._error: BaseException | None = None
         self._cancelled = threading.Event()
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC)
         # A daemon: one that waits for an answer ends with the engine's socket, and must not keep us until then.
         self._thread = threading.Thread(target=self._run, daemon=True, name="slimserve-question")
 
-    def __enter__(self) -> Question:
+    def __enter__(self) -> Question[T]:
         self._thread.start()
         return self
 
@@ -110,7 +115,7 @@ class Question:
 
     def _run(self) -> None:
         try:
-            self._call(self._cancelled)
+            self.result = self._call(self._cancelled)
         except BaseException as error:  # handed to whoever waits
             self._error = error
         finally:
@@ -130,7 +135,7 @@ class Question:
 
 
 def wait(
-    question: Question | None, process: EngineProcess | None, signals: Counter | None, seconds: float | None
+    question: Question[Any] | None, process: EngineProcess | None, signals: Counter | None, seconds: float | None
 ) -> Literal["answered", "died", "late"]:
     """Wait for the first of: a signal, the engine's death, the answer, the deadline. What is None never comes.
 
@@ -151,14 +156,3 @@ def wait(
         if left is not None and left <= 0:
             return "late"
         select.select(handles, [], [], left)
-
-
-def ask(
-    call: Callable[[threading.Event], None],
-    process: EngineProcess | None,
-    signals: Counter | None,
-    seconds: float | None,
-) -> Literal["answered", "died", "late"]:
-    """Put a question and `wait` for its end."""
-    with Question(call) as question:
-        return wait(question, process, signals, seconds)
