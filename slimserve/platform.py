@@ -14,6 +14,20 @@ MEMORY_TOLERANCE = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """Memory of a card that neither shapes nor settings explain, as it was seen on such cards."""
+
+    driver_bytes: Setting[Bytes]
+    """of the card's memory, what the driver keeps: programs are shown the rest, and the engine's share is of that"""
+    startup_bytes: Setting[Bytes]
+    """context and collectives: taken before the engine looks for the first time, so outside its share"""
+    runtime_bytes: Setting[Bytes]
+    """loaded kernels and library workspaces: taken while it loads and profiles, so inside its share"""
+    graph_bytes: Setting[Bytes]
+    """of one captured graph of the whole model"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Accelerators:
     """The GPUs of a platform: all alike."""
 
@@ -26,6 +40,7 @@ class Accelerators:
     """memory of one, as labelled"""
     peers: Literal["nvlink", "p2p", "none"]
     """how two of them reach each other at best"""
+    reserve: Reserve
 
     @property
     def least_bytes(self) -> int:
@@ -44,6 +59,8 @@ class Needs:
 
     memory_bytes: Setting[Bytes]
     """host memory that the engine's processes may use"""
+    process_bytes: Setting[Bytes]
+    """host memory of one of the engine's processes, without weights and caches"""
     shm_bytes: Setting[Bytes] | None = None
     """size of /dev/shm"""
     memlock_bytes: Setting[Bytes] | None = None
@@ -70,11 +87,15 @@ class Platform:
     needs: Needs
 
     def settings(self) -> Iterator[tuple[str, Setting[Any]]]:
-        """Every need by key path."""
-        for field in fields_of(Needs):
-            setting = getattr(self.needs, field.name)
-            if setting is not None:
-                yield f"needs.{field.name}", setting
+        """Every reserve and every need by key path."""
+        parts: list[tuple[str, Reserve | Needs]] = [("needs", self.needs)]
+        if self.gpus is not None:
+            parts.insert(0, ("gpus.reserve", self.gpus.reserve))
+        for path, part in parts:
+            for field in fields_of(type(part)):
+                setting = getattr(part, field.name)
+                if setting is not None:
+                    yield f"{path}.{field.name}", setting
 
     def __post_init__(self) -> None:
         if (self.kind == "cuda") != (self.gpus is not None):

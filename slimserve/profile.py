@@ -213,6 +213,8 @@ class Admission:
 
     max_in_flight: Setting[Count]
     """the cap on generation requests in flight is stated: beyond it 429, with the seconds to wait"""
+    slot_context_tokens: Setting[Count]
+    """prompt and answer of a request as they usually are: the planner sees to it that every slot holds one at a time"""
     fair_share: Setting[bool] | None = None
     """share the slots out evenly over the API keys that have work"""
     queue: Setting[Queue] | None = None

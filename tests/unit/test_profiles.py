@@ -26,10 +26,8 @@ CHECKPOINTS = {
 
 def platform_settings() -> Iterator[tuple[str, Setting[Any]]]:
     for platform in REGISTRY.platforms.values():
-        for name in platform.needs.__dataclass_fields__:
-            setting = getattr(platform.needs, name)
-            if setting is not None:
-                yield f"{platform.id}.{name}", setting
+        for key, setting in platform.settings():
+            yield f"{platform.id}.{key}", setting
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS)
