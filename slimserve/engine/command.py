@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slimserve.admission.config import VARIABLE, Config
+from slimserve.admission.config import STATE_PATH, VARIABLE, Config
 from slimserve.plan import Plan
 from slimserve.policies import BY_ID
 from slimserve.shapes import plain
@@ -18,7 +18,7 @@ ENGINE_VERSION = "0.32.0"
 ENTRY = "slimserve.engine.entry"
 DOOR = "slimserve.admission.middleware.Admission"
 # What the supervisor asks of a running engine.
-ASKED = ("/health", "/metrics", "/slimserve/state")
+ASKED = ("/health", "/metrics", STATE_PATH)
 
 # What no profile decides: (engine's name, value, policy).
 FIXED: tuple[tuple[str, Any, str], ...] = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from slimserve.admission.config import ACCEPT_PATH, DRAIN_PATH, STATE_PATH
 from slimserve.shapes import Between, ShapeError, build
 
 # A busy event loop answers late; one that does not answer for this long is asked again, or given up by its caller.
@@ -29,8 +30,8 @@ class Door:
 
     Args:
         accepting: whether it takes connections on the public socket.
-        in_flight: generated sequences under way.
-        waiting: requests that wait for a slot.
+        in_flight: sequences that are generated.
+        waiting: sequences that wait at the door.
         cap: most sequences in flight.
         stalled_seconds: since the engine's last step or chunk while work is under way; 0 while there is none.
     """
@@ -66,7 +67,7 @@ class Control:
     def is_healthy(self) -> bool:
         """Whether `/health` answers 200."""
         try:
-            return self._ask("GET", "/health")[0] == 200
+            return self.ask("GET", "/health")[0] == 200
         except OSError:
             return False
 
@@ -82,7 +83,7 @@ class Control:
         """
         body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 1}).encode()
         try:
-            status, answer = self._ask("POST", "/v1/completions", body, seconds)
+            status, answer = self.ask("POST", "/v1/completions", body, seconds)
         except OSError:  # whether the engine has died is for its supervisor to see
             return False
         if 400 <= status < 500 and status not in (408, 425, 429):
@@ -95,7 +96,7 @@ class Control:
         Raises:
             OSError: nobody answers within `seconds`, or something else does.
         """
-        status, answer = self._ask("GET", "/slimserve/state", seconds=seconds)
+        status, answer = self.ask("GET", STATE_PATH, seconds=seconds)
         try:
             if status == 200:
                 return build(Door, json.loads(answer))
@@ -109,7 +110,7 @@ class Control:
         Raises:
             OSError: it does not answer, or cannot.
         """
-        self._order("/slimserve/accept")
+        self._order(ACCEPT_PATH)
 
     def drain(self) -> None:
         """Have the engine stop taking connections and new work; what runs goes on.
@@ -117,24 +118,24 @@ class Control:
         Raises:
             OSError: it does not answer.
         """
-        self._order("/slimserve/drain")
+        self._order(DRAIN_PATH)
 
     def metrics(self, seconds: float = 2.0) -> str | None:
         """`/metrics` as text; None while nobody answers."""
         try:
-            status, answer = self._ask("GET", "/metrics", seconds=seconds)
+            status, answer = self.ask("GET", "/metrics", seconds=seconds)
         except OSError:
             return None
         return answer.decode(errors="replace") if status == 200 else None
 
-    def _order(self, path: str) -> None:
-        status, answer = self._ask("POST", path, b"")
-        if status >= 300:
-            raise OSError(f"{path} is answered with HTTP {status}: {message_of(answer)}")
-
-    def _ask(
+    def ask(
         self, method: str, path: str, body: bytes | None = None, seconds: float = ANSWER_SECONDS
     ) -> tuple[int, bytes]:
+        """Status and body of any request.
+
+        Raises:
+            OSError: nobody answers within `seconds`, or not in HTTP.
+        """
         connection = _Connection(self.path, seconds)
         try:
             headers = {"Content-Type": "application/json"} if body else {}
@@ -145,6 +146,11 @@ class Control:
             raise OSError(f"no answer of HTTP: {error!r}") from error
         finally:
             connection.close()
+
+    def _order(self, path: str) -> None:
+        status, answer = self.ask("POST", path, b"")
+        if status >= 300:
+            raise OSError(f"{path} is answered with HTTP {status}: {message_of(answer)}")
 
 
 def has_token(answer: bytes) -> bool:
