@@ -37,6 +37,7 @@ FITS = {
     "page_port": ("serve",),
     "on": ("plan", "list", "doctor"),
     "machine": ("plan", "list", "doctor"),
+    "set": ("plan",),
     "json": ("plan", "list", "doctor", "policies", "status", "list_keys"),
 }
 
@@ -81,6 +82,9 @@ def parser() -> argparse.ArgumentParser:
     stand_in.add_argument("--on", metavar="PLATFORM", help="judge for a machine of that platform instead of this one")
     stand_in.add_argument(
         "--machine", type=Path, metavar="FILE", help="judge for the machine that FILE describes (see --doctor --json)"
+    )
+    result.add_argument(
+        "--set", action="append", metavar="KEY=VALUE", help="plan with another value, as the profile calls it (repeatable)"
     )
     result.add_argument("--json", action="store_true", help="machine-readable output, of refusals and errors too")
     return result
@@ -241,12 +245,12 @@ def _plan(args: argparse.Namespace, session: Session, profile: Profile) -> int:
     from slimserve.engine import command, door
     from slimserve.engine.record import control_path
 
-    plan = session.plan(profile)
+    plan, changes = session.what_if(profile, args.set) if args.set else (session.plan(profile), ())
     # The folder of a run is named by its start; what would run differs from what runs in nothing else.
-    control = control_path(paths.state_folder(session.environment) / "runs" / profile.id)
+    control = control_path(paths.runs_folder(session.environment) / profile.id)
     admission = door.configure(plan, control=control)
     built = command.build(plan, admission, cache=session.cache, user_environment=session.environment)
-    return _emit(args, show.plan_json(plan, built), lambda: show.plan_text(plan, built))
+    return _emit(args, show.plan_json(plan, built, changes), lambda: show.plan_text(plan, built, changes))
 
 
 def _policies(args: argparse.Namespace) -> int:

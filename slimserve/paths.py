@@ -64,6 +64,15 @@ def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return _user_folder(environ, "SLIMSERVE_STATE", "XDG_STATE_HOME", ".local/state")
 
 
+def runs_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where each endpoint has a folder of its own.
+
+    Raises:
+        UsageError: there is no home folder to derive it from.
+    """
+    return state_folder(environ) / "runs"
+
+
 def keys_file(environ: Mapping[str, str] = os.environ) -> Path:
     """The hashes of the keys that clients may use.
 

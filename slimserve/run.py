@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from slimserve import keys_command, paths, weights
-from slimserve.engine import command, door
-from slimserve.engine.fetching import Cancelled, Progress
-from slimserve.engine.page import Page
+from slimserve.engine import command, door, ports
+from slimserve.engine.control import Control
+from slimserve.engine.fetching import Cancelled
 from slimserve.engine.record import control_path
 from slimserve.engine.supervisor import Launch, Supervisor
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
@@ -22,7 +22,7 @@ from slimserve.plan import Plan, disk
 from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.session import Session
-from slimserve.weights.meter import Meter
+from slimserve.weights.meter import Meter, Tick
 
 
 def say(text: str) -> None:
@@ -31,17 +31,14 @@ def say(text: str) -> None:
         print(f"slimserve: {text}", file=sys.stderr, flush=True)
 
 
-def _nobody(done: int, total: int, name: str) -> None:
-    """Progress that only the terminal is told of."""
-
-
 def fetch(session: Session, profile: Profile) -> int:
     """Download and verify the weights of `profile`; what is damaged is fetched again."""
     subject = session.registry.subject(profile)
     on_disk = session.weights(subject)
     raise_if_any(Refused, list(disk(session.machine, on_disk)))
-    _fetch(session, subject, on_disk.folder, _nobody)
-    _check(session, subject, on_disk.folder, _nobody)
+    with _metered() as meter:
+        _fetch(session, subject, on_disk.folder, meter)
+        _check(session, subject, on_disk.folder, meter)
     say(f"{profile.id}: weights are complete in {on_disk.folder}")
     return 0
 
@@ -63,7 +60,7 @@ def serve(
     Returns:
         0 when it was stopped while ready, 1 otherwise.
     """
-    return launch(session, profile, host, port, origins or (), with_page=page_port != 0, page_port=page_port).run()
+    return launch(session, profile, host, port, origins or (), page_port).run()
 
 
 def chat(session: Session, profile: Profile, host: str, port: int, system: str | None, prompt: str | None) -> int:
@@ -74,10 +71,8 @@ def chat(session: Session, profile: Profile, host: str, port: int, system: str |
         terminal.check_prompt(prompt)
     if system is not None:
         terminal.check_text(system, "the text behind --system")
-    shown = f"[{host}]" if ":" in host else host
-    endpoint = terminal.Endpoint(
-        f"http://{shown}:{port}/v1", profile.id, keys_command.environment_key(session.environment)
-    )
+    key = keys_command.environment_key(session.environment)
+    endpoint = terminal.Endpoint(ports.url(host, port), profile.id, key)
 
     def talk() -> int:
         if prompt is not None:
@@ -133,11 +128,12 @@ def launch(
     host: str,
     port: int,
     origins: tuple[str, ...] = (),
-    *,
-    with_page: bool = False,
-    page_port: int | None = None,
+    page_port: int | None = 0,
 ) -> Supervisor:
     """Judge, and put the launch together; nothing is fetched or started yet.
+
+    Args:
+        page_port, origins: as `serve` takes them; no page when not given.
 
     Raises:
         Refused: it must not run here.
@@ -148,8 +144,7 @@ def launch(
     _refuse_verification(profile)
     for note in plan.notes:
         say(note)
-    runs = paths.state_folder(session.environment) / "runs"
-    run_folder = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{profile.id}-{os.getpid()}"
+    run_folder = paths.runs_folder(session.environment) / f"{time.strftime('%Y%m%d-%H%M%S')}-{profile.id}-{os.getpid()}"
     control = control_path(run_folder)
     admission = door.configure(plan, control=control, keys_file=keys_file, key_hashes=key_hashes, origins=origins)
     built = command.build(plan, admission, cache=session.cache, user_environment=session.environment)
@@ -172,23 +167,41 @@ def launch(
         stop_seconds=deadlines.stop_seconds.value,
         profile_id=profile.id,
     )
-    page = None
-    if with_page:
+    supervisor = Supervisor(planned, say, lambda tick: prepare(session, plan, tick))
+    if page_port != 0:
+        from slimserve.operator.source import Source
         from slimserve.show import plan_json
 
-        receipts = session.registry.folder / "receipts"
-        page = Page(page_port, plan_json(plan, built), receipts, lambda: _doctor(session))
-    return Supervisor(planned, say, lambda progress: prepare(session, plan, progress), page)
+        source = Source(
+            url=supervisor.base_url,
+            log_path=supervisor.log_path,
+            receipts_folder=session.registry.folder / "receipts",
+            plan=plan_json(plan, built),
+            status=lambda: supervisor.board.status,
+            metrics=Control(control).metrics,
+            doctor=lambda: _doctor(session),
+        )
+        supervisor.show(source, page_port)
+    return supervisor
 
 
-def prepare(session: Session, plan: Plan, progress: Progress) -> None:
+def prepare(session: Session, plan: Plan, tick: Tick) -> None:
     """What the engine finds when it starts: caches that can be written, weights that are whole.
+
+    Args:
+        tick: told how far it has come, beside the person at the terminal.
 
     Raises:
         Refused, Failed: one of them cannot be had.
     """
     _make_caches(session, plan.subject.profile)
-    prepare_weights(session, plan, progress)
+    with _metered() as meter:
+
+        def both(done: int, total: int, name: str) -> None:
+            meter(done, total, name)
+            tick(done, total, name)
+
+        prepare_weights(session, plan, both)
 
 
 def _doctor(session: Session) -> list[Finding]:
@@ -211,14 +224,14 @@ def _refuse_verification(profile: Profile) -> None:
         )
 
 
-def prepare_weights(session: Session, plan: Plan, progress: Progress = _nobody) -> Path:
+def prepare_weights(session: Session, plan: Plan, tick: Tick) -> Path:
     """Have the weights of `plan` complete, whole and of the right shape.
 
     What is not there is fetched. What is there and damaged is refused: a start is not the time to download it again
     unasked, and a disk that loses files wants to be looked at.
 
     Args:
-        progress: told of each step, beside the person at the terminal.
+        tick: told of each step.
 
     Returns:
         Their folder.
@@ -228,43 +241,36 @@ def prepare_weights(session: Session, plan: Plan, progress: Progress = _nobody) 
     """
     folder = plan.weights.folder
     if not folder.is_dir():
-        _fetch(session, plan.subject, folder, progress)
-    _check(session, plan.subject, folder, progress)
+        _fetch(session, plan.subject, folder, tick)
+    _check(session, plan.subject, folder, tick)
     return folder
 
 
 @contextlib.contextmanager
-def _shown(progress: Progress) -> Iterator[Progress]:
-    """Progress on the terminal, and for `progress` too."""
+def _metered() -> Iterator[Tick]:
+    """The terminal's own progress."""
     meter = Meter(sys.stderr)
-
-    def both(done: int, total: int, name: str) -> None:
-        meter(done, total, name)
-        progress(done, total, name)
-
     try:
-        yield both
+        yield meter
+    except (KeyboardInterrupt, Cancelled):
+        meter.close()
+        say("stopped; what has arrived is kept, and the next --fetch goes on from there")
+        raise
     finally:
         meter.close()
 
 
-def _fetch(session: Session, subject: Subject, folder: Path, progress: Progress) -> None:
+def _fetch(session: Session, subject: Subject, folder: Path, tick: Tick) -> None:
     checkpoint = subject.model.checkpoints[subject.profile.quant]
-    try:
-        with _shown(progress) as shown:
-            weights.fetch(checkpoint, folder, session.manifest(subject), shown, session.environment)
-    except (KeyboardInterrupt, Cancelled):
-        say("stopped; what has arrived is kept, and the next --fetch goes on from there")
-        raise
+    weights.fetch(checkpoint, folder, session.manifest(subject), tick, session.environment)
 
 
-def _check(session: Session, subject: Subject, folder: Path, progress: Progress) -> None:
+def _check(session: Session, subject: Subject, folder: Path, tick: Tick) -> None:
     files = session.manifest(subject)
     findings = [*weights.check(folder, files), *weights.check_config(folder, subject.model.geometry)]
     if not findings and weights.state(folder, files).kind != "verified":
         try:
-            with _shown(progress) as shown:
-                findings = weights.verify(folder, files, shown)
+            findings = weights.verify(folder, files, tick)
         except OSError as error:
             why = "without it every start would read all of the weights again"
             raise Refused(

@@ -15,7 +15,7 @@ from slimserve import paths
 from slimserve.model import Model
 from slimserve.platform import Platform
 from slimserve.profile import Profile
-from slimserve.shapes import Between, Constraint, Matching, attribute_docs, fields_of, split
+from slimserve.shapes import Between, Constraint, Matching, attribute_docs, choices, fields_of, split
 
 FILES: dict[str, type] = {
     "schema.json": Profile,
@@ -37,8 +37,8 @@ def _schema(annotation: Any, parts: dict[str, Any]) -> dict[str, Any]:
     """The schema of one annotation; those of plain dataclasses go to `parts` and are referred to."""
     kind, constraints, optional = split(annotation)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Literal:
-        schema: dict[str, Any] = {"enum": list(arguments)}
+    if allowed := choices(kind):
+        schema: dict[str, Any] = {"enum": list(allowed)}
     elif fields_of(kind) and origin is not None:  # generic: each use has a type of its own
         schema = _object(kind, parts)
     elif fields_of(kind):

@@ -1,9 +1,9 @@
 """Dataclasses as the shape of files: plain data becomes objects, strictly, or every reason why not.
 
-The registry's shapes are frozen dataclasses. Their annotations say all: `Annotated[int, Between(1, 8)]`, `Literal`,
-`X | None`, `tuple[X, ...]`, `dict[str, X]`, other dataclasses, generic ones too. Nothing is converted: a text is no
-number, a number no boolean, an unknown key an error. pydantic does this and more, but its import alone takes 100 of the
-250 ms that a listing may take, and turning its errors into sentences took as many lines as checking does.
+The registry's shapes are frozen dataclasses. Their annotations say all: `Annotated[int, Between(1, 8)]`, `Literal`, a
+`StrEnum`, `X | None`, `tuple[X, ...]`, `dict[str, X]`, other dataclasses, generic ones too. Nothing is converted: a
+text is no number, a number no boolean, an unknown key an error. pydantic does this and more, but its import alone takes
+100 of the 250 ms that a listing may take, and turning its errors into sentences took as many lines as checking does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal, Protocol, TypeVar
 
 Loc = tuple[str | int, ...]
@@ -117,6 +118,8 @@ def plain(value: Any, *, nulls: bool = True) -> Any:
         return {name: plain(part, nulls=nulls) for name, part in parts.items() if nulls or part is not None}
     if isinstance(value, dict):
         return {str(key): plain(part, nulls=nulls) for key, part in value.items()}
+    if isinstance(value, StrEnum):
+        return str(value)
     return [plain(part, nulls=nulls) for part in value] if isinstance(value, list | tuple) else value
 
 
@@ -199,12 +202,19 @@ def split(annotation: Any) -> tuple[Any, tuple[Constraint, ...], bool]:
             return annotation, constraints, optional
 
 
+def choices(kind: Any) -> tuple[Any, ...]:
+    """The plain values that a bare type names one by one; empty for every other type."""
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return tuple(member.value for member in kind)
+    return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+
+
 def expected(annotation: Any) -> str:
     """What belongs there, in words."""
     kind, _, _ = split(annotation)
     origin = typing.get_origin(kind)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    if named := choices(kind):
+        return "one of " + ", ".join(map(str, named))
     if hasattr(kind, "EXPECTED"):  # a shape whose rule is more than the list of its keys
         return str(kind.EXPECTED)
     if fields := fields_of(kind):
@@ -221,10 +231,10 @@ def _decode(annotation: Any, data: Any, loc: Loc, problems: list[Problem]) -> An
     origin = typing.get_origin(kind)
     before = len(problems)
     value: Any
-    if origin is Literal:
-        allowed = typing.get_args(kind)
-        value = data
-        if not any(data == choice and type(data) is type(choice) for choice in allowed):
+    if allowed := choices(kind):
+        if any(data == choice and type(data) is type(choice) for choice in allowed):
+            value = data if origin is Literal else kind(data)
+        else:
             _refuse(loc, data, "it is not one of the known values", f"use {' or '.join(map(str, allowed))}", problems)
     elif fields_of(kind):
         value = _decode_object(kind, data, loc, problems)

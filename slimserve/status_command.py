@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +10,15 @@ from slimserve import paths
 from slimserve.engine.control import Control
 from slimserve.engine.endpoints import Endpoint, living
 from slimserve.engine.record import Leftover, leftovers
-from slimserve.engine.state import State
+from slimserve.engine.state import State, moment
+from slimserve.shapes import plain
 
 DOOR_SECONDS = 2.0
 
 
 def look(environment: Mapping[str, str]) -> dict[str, Any]:
     """Every endpoint with its state, and every engine whose supervisor is dead, as JSON data."""
-    runs = paths.state_folder(environment) / "runs"
+    runs = paths.runs_folder(environment)
     return {
         "endpoints": [_endpoint(one) for one in living(runs)],
         "leftovers": [_leftover(one) for one in leftovers(runs)],
@@ -38,7 +37,7 @@ def render(data: Mapping[str, Any], now: float) -> str:
 
 def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
     own = {name: getattr(endpoint, name) for name in ("profile", "pid", "port", "url", "page", "log")}
-    return {**own, **asdict(endpoint.status), "door": _door(endpoint)}
+    return {**own, **plain(endpoint.status), "door": _door(endpoint)}
 
 
 def _door(endpoint: Endpoint) -> dict[str, Any] | None:
@@ -46,7 +45,7 @@ def _door(endpoint: Endpoint) -> dict[str, Any] | None:
     if endpoint.status.state not in (State.READY, State.DRAINING):
         return None
     try:
-        return asdict(Control(Path(endpoint.control)).door(DOOR_SECONDS))
+        return dict(plain(Control(Path(endpoint.control)).door(DOOR_SECONDS)))
     except OSError:
         return None
 
@@ -58,9 +57,8 @@ def _leftover(leftover: Leftover) -> dict[str, Any]:
 
 
 def _lines(endpoint: Mapping[str, Any], now: float) -> list[str]:
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(endpoint["since"]))
     spent = max(0, int(now - endpoint["since"]))
-    lines = [f"{endpoint['profile']}  {endpoint['state']} since {since} ({_duration(spent)})"]
+    lines = [f"{endpoint['profile']}  {endpoint['state']} since {moment(endpoint['since'])} ({_duration(spent)})"]
     lines.append(f"    {endpoint['reason']}")
     door = endpoint["door"]
     if door is not None:

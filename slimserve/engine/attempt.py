@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from slimserve.admission.config import VARIABLE, Config
-from slimserve.engine import ending, procfs, stop_signals, waiting
+from slimserve.engine import ending, ports, procfs, stop_signals, waiting
 from slimserve.engine.control import Control, Unanswerable
 from slimserve.engine.entry import PARENT
 from slimserve.engine.process import EngineProcess
@@ -63,6 +63,11 @@ class Launch:
     stall_seconds: float
     stop_seconds: float
     profile_id: str
+
+    @property
+    def url(self) -> str:
+        """The endpoint for clients, such as `http://127.0.0.1:8000/v1`."""
+        return ports.url(self.host, self.port)
 
 
 class Attempt:
@@ -214,10 +219,9 @@ class Attempt:
             self._report(f"stopping (at most {grace:g} s)")
         left = self._process.stop(grace, lambda: self._signals is not None and self._signals.count >= 2)
         if left:
-            names = ", ".join(f"{one.pid} ({one.name})" for one in left)
             raise Failed(
                 Finding(
-                    f"processes of the engine do not die: {names}",
+                    f"processes of the engine do not die: {procfs.names(left)}",
                     "SIGKILL waits while a process sleeps in the kernel, as a rule in a driver",
                     "wait, then look at `ps`; a driver that never wakes needs a restart of the machine",
                 )
@@ -235,9 +239,9 @@ class Attempt:
 
     def _write_record(self, tag: str) -> None:
         launch = self._launch
-        leader, own = procfs.read(self._process.pid), procfs.read(os.getpid())
-        if leader is None or own is None:
-            raise RuntimeError("/proc does not show this process and its child")
+        leader, own = procfs.read(self._process.pid), procfs.own()
+        if leader is None:
+            raise RuntimeError("/proc does not show our child")
         self._folder.write(
             StartRecord(
                 profile_id=launch.profile_id,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,21 +9,9 @@ from typing import Annotated
 from slimserve.engine import procfs
 from slimserve.engine.record import Pid, Ticks, read_fields, write_fields
 from slimserve.engine.state import Status
-from slimserve.shapes import Between, ShapeError, build
+from slimserve.shapes import Between, ShapeError, build, plain
 
 FILE_NAME = "status.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """A `Status` as it was written; the state may be one that this version does not know."""
-
-    state: str
-    since: Annotated[float, Between(0, 1e12)]
-    reason: str
-    deadline_seconds: float | None
-    restarts: int
-    last_words: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +38,7 @@ class Endpoint:
     page: str | None
     control: str
     log: str
-    status: Standing
+    status: Status
 
     @property
     def is_alive(self) -> bool:
@@ -60,20 +46,13 @@ class Endpoint:
         return self.boot == procfs.boot() and procfs.lives(self.pid, self.start_ticks)
 
 
-def write(run_folder: Path, facts: Mapping[str, object], status: Status) -> None:
-    """Say where the endpoint of this process stands, whole or not at all.
-
-    Args:
-        run_folder: of its run.
-        facts: the fields of `Endpoint` from `profile` to `log`, but for those that name this process.
-        status: where it stands.
+def write(run_folder: Path, endpoint: Endpoint) -> None:
+    """Say where the endpoint stands, whole or not at all.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    own = procfs.read(os.getpid())
-    named = {"pid": os.getpid(), "start_ticks": own.start_ticks if own else 0, "boot": procfs.boot()}
-    write_fields(run_folder / FILE_NAME, {**facts, **named, "status": status.to_json()})
+    write_fields(run_folder / FILE_NAME, plain(endpoint))
 
 
 def remove(run_folder: Path) -> None:

@@ -10,21 +10,20 @@ from slimserve.engine import waiting
 from slimserve.engine.state import Board, State
 from slimserve.engine.stop_signals import Counter
 from slimserve.errors import Failed, Finding
+from slimserve.weights.meter import Tick
 
 # Weights of which not a byte arrived, or was verified, for so long do not come any more.
 FETCH_SECONDS = 300.0
 TOLD_SECONDS = 1.0
 # What the thread gets to leave in order, once nobody waits for it.
 LEAVE_SECONDS = 2.0
-# Who says how far the weights have come: bytes done, bytes in all, what is done.
-Progress = Callable[[int, int, str], None]
 
 
 class Cancelled(BaseException):
-    """Raised out of the progress when nobody waits any more; no handler of a fetch's own errors should take it."""
+    """Raised out of the tick when nobody waits any more; no handler of a fetch's own errors should take it."""
 
 
-def fetch(prepare: Callable[[Progress], None], board: Board, signals: Counter | None) -> None:
+def fetch(prepare: Callable[[Tick], None], board: Board, signals: Counter | None) -> None:
     """Call `prepare` and wait for its end; the board says how far it has come.
 
     Raises:
@@ -36,7 +35,7 @@ def fetch(prepare: Callable[[Progress], None], board: Board, signals: Counter | 
     moved = told = time.monotonic()
 
     def call(cancelled: threading.Event) -> None:
-        def progress(done: int, total: int, name: str) -> None:
+        def tick(done: int, total: int, name: str) -> None:
             nonlocal moved, told
             if cancelled.is_set():
                 raise Cancelled
@@ -46,7 +45,7 @@ def fetch(prepare: Callable[[Progress], None], board: Board, signals: Counter | 
                 share = done / total if total else 1.0
                 board.amend(f"{name}: {share:.0%} of {total / 1e6:.1f} MB")
 
-        prepare(progress)
+        prepare(tick)
 
     with waiting.Question(call, LEAVE_SECONDS) as question:
         while waiting.wait(question, None, signals, TOLD_SECONDS) != "answered":

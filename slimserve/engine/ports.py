@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
-import time
 from collections.abc import Iterable
 
 from slimserve.engine import procfs
 from slimserve.engine.endpoints import Endpoint
+from slimserve.engine.state import moment
 from slimserve.errors import Finding, Refused
 
 # Connections that the kernel keeps while nobody accepts: a flood of them during a hand-over must not be refused.
@@ -104,10 +104,9 @@ def _explain(host: str, port: int, error: OSError, ours: Iterable[Endpoint]) -> 
     if error.errno == errno.EADDRINUSE:
         for endpoint in ours:
             if endpoint.port == port:
-                since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(endpoint.status.since))
                 return Finding(
                     f"port {port} on {host} is taken by the endpoint of {endpoint.profile} (process {endpoint.pid}), "
-                    f"{endpoint.status.state} since {since}",
+                    f"{endpoint.status.state} since {moment(endpoint.status.since)}",
                     "two servers cannot listen on one port",
                     f"use that one, stop it (`kill {endpoint.pid}`), or use another port; see slimserve --status",
                 )

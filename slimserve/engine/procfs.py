@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,19 @@ def read(pid: int) -> Process | None:
     name, _, rest = text.partition("(")[2].rpartition(")")
     fields = rest.split()
     return Process(pid, name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def own() -> Process:
+    """The process that asks."""
+    process = read(os.getpid())
+    if process is None:
+        raise RuntimeError("/proc does not show this process")
+    return process
+
+
+def names(processes: Iterable[Process]) -> str:
+    """Processes in a sentence."""
+    return ", ".join(f"{process.pid} ({process.name})" for process in processes)
 
 
 def lives(pid: int, start_ticks: int) -> bool:

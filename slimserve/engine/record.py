@@ -101,7 +101,7 @@ class Leftover:
 
     def finding(self) -> Finding:
         """The leftover as an error, with the command that ends it."""
-        names = ", ".join(f"{process.pid} ({process.name})" for process in self.processes)
+        names = procfs.names(self.processes)
         numbers = " ".join(str(process.pid) for process in self.processes)
         return Finding(
             f"an engine whose supervisor died does not die of SIGKILL: {self.record.profile_id}, {names}",
@@ -242,7 +242,7 @@ class RunFolder:
         while (found := leftovers(self.path.parent)) and time.monotonic() < deadline:
             time.sleep(0.05)
         for one in found:
-            names = ", ".join(f"{process.pid} ({process.name})" for process in one.processes)
+            names = procfs.names(one.processes)
             report(f"ending an engine whose supervisor died: {one.record.profile_id}, port {one.record.port}, {names}")
             one.record.end(KILL_SECONDS)
         if found and (left := leftovers(self.path.parent)):

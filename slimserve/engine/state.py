@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated
+
+from slimserve.shapes import Between
 
 # Bounds of Retry-After: nobody should ask more often, and nobody who could be served should wait for longer.
 LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1, 60
@@ -50,22 +53,16 @@ class Status:
     """
 
     state: State
-    since: float
+    since: Annotated[float, Between(0, 1e12)]
     reason: str
     deadline_seconds: float | None = None
     restarts: int = 0
     last_words: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, object]:
-        """As JSON data."""
-        return {
-            "state": str(self.state),
-            "since": self.since,
-            "reason": self.reason,
-            "deadline_seconds": self.deadline_seconds,
-            "restarts": self.restarts,
-            "last_words": list(self.last_words),
-        }
+
+def moment(seconds: float) -> str:
+    """A time, given in seconds since the epoch, as people here read it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 class Board:
@@ -96,16 +93,15 @@ class Board:
         reason: str,
         *,
         deadline_seconds: float | None = None,
-        restarts: int | None = None,
         last_words: tuple[str, ...] = (),
     ) -> None:
-        """Enter `state`; `restarts` stays what it was unless given."""
+        """Enter `state`."""
         with self._lock:
             old, now = self._status, time.time()
             if (old.state, state) in _PASSAGES:
                 self._usual[old.state] = now - old.since
-            kept = old.restarts if restarts is None else restarts
-            status = self._status = Status(state, now, reason, deadline_seconds, kept, last_words)
+            restarts = old.restarts + ((old.state, state) == (State.RESTARTING, State.LOADING))
+            status = self._status = Status(state, now, reason, deadline_seconds, restarts, last_words)
         self._told(status)
 
     def amend(self, reason: str) -> None:

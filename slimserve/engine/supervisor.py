@@ -12,24 +12,21 @@ is open. Each state has a deadline of its own, because the causes of being late 
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from slimserve.engine import endpoints, ports, stop_signals, waiting
+from slimserve.engine import stop_signals, waiting
 from slimserve.engine.attempt import Attempt, Launch
-from slimserve.engine.control import Control
-from slimserve.engine.fetching import Progress, fetch
-from slimserve.engine.page import Page
+from slimserve.engine.fetching import fetch
+from slimserve.engine.place import Place
 from slimserve.engine.record import RunFolder
 from slimserve.engine.state import Board, State, Status
 from slimserve.engine.stop_signals import Stopped
 from slimserve.errors import Failed, Finding, SlimserveError
-
-if TYPE_CHECKING:
-    from slimserve.engine.front import Front
+from slimserve.operator.source import Source
+from slimserve.weights.meter import Tick
 
 # Waits before the starts that follow the first and the second crash in a row; the one after ends in `failed`.
 BACKOFF_SECONDS = (0.0, 1.0)
@@ -37,6 +34,9 @@ BACKOFF_SECONDS = (0.0, 1.0)
 STEADY_SECONDS = 600.0
 # How long a failed endpoint stays to say why.
 HOLD_SECONDS = 600.0
+# Until a load and a warm-up have been measured, each is taken to last this share of its deadline: deadlines leave room
+# for slow machines, and who asks a few times in vain is served sooner than who was told to wait out the deadline.
+USUAL_SHARE = 0.1
 
 __all__ = ["Launch", "Supervisor"]
 
@@ -48,44 +48,46 @@ class Supervisor:
         launch: what to start.
         report: called with one line for each thing worth telling.
         prepare: makes the weights complete; called in a thread beside, with what it tells its progress.
-        page: the operator page; None: there is none.
     """
 
     def __init__(
         self,
         launch: Launch,
         report: Callable[[str], None],
-        prepare: Callable[[Progress], None] | None = None,
-        page: Page | None = None,
+        prepare: Callable[[Tick], None] | None = None,
     ) -> None:
-        self._launch, self._report = launch, report
-        self._prepare, self._page = prepare, page
+        self._launch, self._report, self._prepare = launch, report, prepare
         self._folder = RunFolder(launch.run_folder, launch.control)
-        usual = {State.LOADING: launch.load_seconds / 10, State.WARMING: launch.warmup_seconds / 10}
-        self.board = Board(self._write_status, usual)
+        seconds = {State.LOADING: launch.load_seconds, State.WARMING: launch.warmup_seconds}
+        self.board = Board(self._write_status, {state: USUAL_SHARE * most for state, most in seconds.items()})
+        self._page: tuple[Source, int | None] | None = None
         self._signals: stop_signals.Counter | None = None
-        self._listening: socket.socket | None = None
-        self._front: Front | None = None
+        self._place: Place | None = None
         self._attempt: Attempt | None = None
-        self._page_url: str | None = None
-        self._write_failed = False
 
     @property
     def base_url(self) -> str:
         """The endpoint for clients, such as `http://127.0.0.1:8000/v1`."""
-        return ports.url(self._launch.host, self._launch.port)
+        return self._launch.url
 
     @property
     def log_path(self) -> Path:
         """Where the engine's output goes."""
         return self._folder.log_path
 
+    def show(self, source: Source, port: int | None) -> None:
+        """Have an operator page, from the moment on in which the port is taken.
+
+        Args:
+            source: what it shows.
+            port: TCP port on loopback; None: 8001 when that is free, else any.
+        """
+        self._page = source, port
+
     def __enter__(self) -> Supervisor:
         """Take the port, have the weights, start the engine and wait until it is ready."""
         try:
-            self._open()
-            self._fetch()
-            self._start()
+            self._begin()
         except BaseException:
             self._close()
             raise
@@ -98,7 +100,7 @@ class Supervisor:
         """Serve until SIGTERM, SIGINT or SIGHUP; then drain and stop. A second signal stops without grace.
 
         Returns:
-            0 when it was stopped while ready, 1 otherwise.
+            0 when it was stopped while ready; 1 otherwise, during a restart too: somebody was not served.
 
         Raises:
             Refused: something stands in the way; nothing was started.
@@ -106,10 +108,7 @@ class Supervisor:
         """
         with stop_signals.Counter() as self._signals:
             try:
-                self._open()
-                self._fetch()
-                self._start()
-                self._serve()
+                self._serve(*self._begin())
             except Stopped:
                 return self._end_as_told(self._signals)
             finally:
@@ -124,49 +123,35 @@ class Supervisor:
         if self._attempt is not None:
             self._attempt.check()
 
-    def _open(self) -> None:
-        """Take what only one can have, and answer from then on.
+    def _begin(self) -> tuple[Place, Attempt]:
+        """Take what only one can have, answer from then on, have the weights, and an engine that is ready.
 
         Raises:
-            Refused: an engine without a supervisor is in the way, or the port, or the run folder; nothing was started.
+            Refused: something stands in the way; nothing was started.
+            Failed: the weights did not come, or the engine did not become ready. It is not stopped yet.
         """
-        from slimserve.engine.front import Front  # asyncio: 50 ms that a chat with a running endpoint need not pay
-
-        launch = self._launch
-        self._folder.end_leftovers(self._report)
-        self._listening = ports.listen(launch.host, launch.port, endpoints.living(launch.run_folder.parent))
-        self._folder.prepare()
-        self._front = Front(self._listening, self.board)
-        self._front.accept()
-        if self._page is not None:
-            listening = ports.listen_for_page(self._page.port)
-            self._page_url = f"http://{ports.PAGE_HOST}:{listening.getsockname()[1]}/"
-            app = self._page.app(self.board, Control(launch.control), self.base_url, self.log_path)
-            self._front.serve(app, listening)
-            self._report(f"page {self._page_url}")
+        self._place = place = Place(self._launch, self._folder, self.board, self._page, self._report)
         self.board.move(State.STARTING, "the port is taken")
         self._report(f"log {self.log_path}")
-
-    def _fetch(self) -> None:
         if self._prepare is not None:
             fetch(self._prepare, self.board, self._signals)
+        return place, self._start(place)
 
-    def _start(self) -> None:
+    def _start(self, place: Place) -> Attempt:
         """Start the engine, see it ready, and hand the door over to it.
 
         Raises:
             Refused: its command cannot be run.
             Failed: it died, refused the question, or missed a deadline. What is left of it is not stopped yet.
         """
-        assert self._listening is not None
-        assert self._front is not None
-        self._heed_signals()
+        if self._signals is not None and self._signals.pending:
+            raise Stopped
         with stop_signals.deferred():
-            args = (self._launch, self._listening, self._folder, self.board, self._report, self._signals)
+            args = (self._launch, place.listening, self._folder, self.board, self._report, self._signals)
             self._attempt = attempt = Attempt(*args)
         attempt.wait_ready()
         # From here to the engine's first `accept` clients wait in the kernel, for a moment.
-        self._front.pause()
+        place.front.pause()
         try:
             attempt.control.accept()
         except OSError as error:
@@ -180,8 +165,9 @@ class Supervisor:
             ) from error
         self.board.move(State.READY, f"ready after {attempt.seconds:.1f} s")
         self._report(f"ready {self.base_url} after {attempt.seconds:.1f} s")
+        return attempt
 
-    def _serve(self) -> NoReturn:
+    def _serve(self, place: Place, attempt: Attempt) -> NoReturn:
         """Stay by the engine, and start it anew when it fails.
 
         Raises:
@@ -192,80 +178,67 @@ class Supervisor:
         while True:
             begun = time.monotonic()
             try:
-                assert self._attempt is not None
-                self._attempt.watch()
+                attempt.watch()
             except Failed as failed:
                 crash: SlimserveError = failed
             if time.monotonic() - begun >= STEADY_SECONDS:
                 crashes = 0
             while True:
                 crashes += 1
-                self._clear_away(crash, crashes)
+                self._clear_away(place, crash, crashes)
                 try:
-                    self._start()
+                    attempt = self._start(place)
                     break
                 except SlimserveError as failed:
                     crash = failed
 
-    def _clear_away(self, crash: SlimserveError, crashes: int) -> None:
+    def _clear_away(self, place: Place, crash: SlimserveError, crashes: int) -> None:
         """Answer at once in the dead engine's place, end what is left of it, and wait for the time to start it anew.
 
         Raises:
             Failed: that was one crash too many.
             Stopped: a signal came.
         """
-        assert self._front is not None
-        what = crash.findings[0].what
+        reason = f"{crash.findings[0].what}; that was the crash number {crashes} in a row"
         words = self._attempt.last_words if self._attempt is not None else ()
-        final = crashes > len(BACKOFF_SECONDS)
-        backoff = 0.0 if final else BACKOFF_SECONDS[crashes - 1]
-        state = State.FAILED if final else State.RESTARTING
+        backoff = BACKOFF_SECONDS[crashes - 1] if crashes <= len(BACKOFF_SECONDS) else None
         if self._attempt is not None:
             self._attempt.kill_leader()
-        self.board.move(
-            state,
-            f"{what}; that was the crash number {crashes} in a row",
-            deadline_seconds=HOLD_SECONDS if final else backoff,
-            restarts=self.board.status.restarts + (not final),
-            last_words=words,
-        )
-        self._front.accept()
+        self.board.move(State.RESTARTING, reason, deadline_seconds=backoff, last_words=words)
+        place.front.accept()
         for finding in crash.findings:
             self._report(str(finding))
         try:
             self._stop()
         except Failed as also:  # what does not die holds the memory that the next one would need
-            self._hold(Failed(*crash.findings, *also.findings))
-        if final:
-            self._hold(Failed(*crash.findings))
+            self._hold(also.findings[0].what, Failed(*crash.findings, *also.findings))
+        if backoff is None:
+            self._hold(reason, Failed(*crash.findings))
         self._report(f"restarting in {backoff:g} s")
         waiting.wait(None, None, self._signals, backoff)
 
-    def _hold(self, failed: Failed) -> NoReturn:
+    def _hold(self, reason: str, failed: Failed) -> NoReturn:
         """Stay for a while to say why the endpoint failed, then fail."""
-        status = self.board.status
-        if status.state is not State.FAILED:
-            reason, words = failed.findings[-1].what, status.last_words
-            self.board.move(State.FAILED, reason, deadline_seconds=HOLD_SECONDS, last_words=words)
+        words = self.board.status.last_words
+        self.board.move(State.FAILED, reason, deadline_seconds=HOLD_SECONDS, last_words=words)
         self._report(f"failed; the reason is answered for {HOLD_SECONDS:g} s more, or until a signal")
         with contextlib.suppress(Stopped):
             waiting.wait(None, None, self._signals, HOLD_SECONDS)
         raise failed
 
     def _end_as_told(self, signals: stop_signals.Counter) -> int:
-        if self.board.status.state is not State.READY:
+        place, attempt = self._place, self._attempt
+        if place is None or attempt is None or self.board.status.state is not State.READY:
             self._report("told to stop before it was ready")
             return 1
         signals.heed()
-        assert self._front is not None
-        assert self._attempt is not None
         seconds = self._launch.drain_seconds
         self.board.move(State.DRAINING, "told to stop; what runs may finish", deadline_seconds=seconds)
         self._report(f"draining (at most {seconds:g} s)")
         try:
-            self._attempt.control.drain()
-            self._front.accept()
-            complete = self._attempt.drain()
+            attempt.control.drain()
+            place.front.accept()
+            complete = attempt.drain()
             self._report("every answer is complete" if complete else "answers that still ran are cut off")
         except OSError as error:
             self._report(f"the engine does not drain: {error}")
@@ -284,27 +257,10 @@ class Supervisor:
             self._stop()
         finally:
             self.board.move(State.STOPPED, "told to stop")
-            if self._front is not None:
-                self._front.close()
-                endpoints.remove(self._launch.run_folder)
-                self._folder.close()
-            if self._listening is not None:
-                self._listening.close()
-            self._front = self._listening = None
-
-    def _heed_signals(self) -> None:
-        if self._signals is not None and self._signals.pending:
-            raise Stopped
+            place, self._place = self._place, None
+            if place is not None:
+                place.close()
 
     def _write_status(self, status: Status) -> None:
-        if self._front is None:  # the run has no folder yet, or none any more
-            return
-        launch = self._launch
-        facts = {"profile": launch.profile_id, "port": launch.port, "url": self.base_url, "page": self._page_url}
-        facts |= {"control": str(launch.control), "log": str(self.log_path)}
-        try:
-            endpoints.write(launch.run_folder, facts, status)
-        except OSError as error:  # a full disk is no reason to stop serving
-            if not self._write_failed:
-                self._report(f"the status cannot be written to {launch.run_folder}: {error.strerror}")
-            self._write_failed = True
+        if self._place is not None:  # before and after, the run has no folder
+            self._place.write(status)

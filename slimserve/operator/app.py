@@ -90,7 +90,7 @@ class _Pages:
         return JSONResponse(self._feed.history.to_json())
 
     async def profile(self, request: Request) -> Response:
-        return JSONResponse(await asyncio.to_thread(self._source.plan))
+        return JSONResponse(self._source.plan)
 
     async def log(self, request: Request) -> Response:
         try:
@@ -109,11 +109,9 @@ class _Pages:
         return JSONResponse(self._doctor)
 
     async def receipts(self, request: Request) -> Response:
-        def read() -> dict[str, Any]:
-            profile = self._source.plan()["profile"]
-            return {"profile": profile, "receipts": receipts.recent(self._source.receipts_folder, profile)}
-
-        return JSONResponse(await asyncio.to_thread(read))
+        profile = self._source.plan["profile"]
+        found = await asyncio.to_thread(receipts.recent, self._source.receipts_folder, profile)
+        return JSONResponse({"profile": profile, "receipts": found})
 
     async def metrics(self, request: Request) -> Response:
         engine = await asyncio.to_thread(self._source.metrics)

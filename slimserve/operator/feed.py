@@ -12,6 +12,7 @@ from slimserve.engine.state import Status
 from slimserve.operator.history import INTERVAL_SECONDS, History
 from slimserve.operator.prometheus import Reading, parse
 from slimserve.operator.source import Source
+from slimserve.shapes import plain
 
 # A change of state is seen within this time; asking for it costs nothing, unlike the engine's metrics.
 STATUS_SECONDS = 0.5
@@ -34,7 +35,7 @@ class Feed:
         self._version = 0
         self._complaint = ""
         self._told: Status | None = None
-        self.history = History()
+        self.history = History(interval_seconds)
 
     def snapshot(self) -> dict[str, Any]:
         """What the top of the page shows, as JSON data: the moment, where the endpoint stands, the newest point."""
@@ -43,8 +44,8 @@ class Feed:
             "now": time.time(),
             "started": self._source.started,
             "url": self._source.url,
-            "status": status.to_json(),
-            "point": latest.to_json() if latest else None,
+            "status": plain(status),
+            "point": None if latest is None else plain(latest),
         }
 
     async def wait(self, seen: int, seconds: float) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from slimserve.operator.prometheus import Reading, quantile, rate, ratio, same_process
@@ -17,7 +17,7 @@ IN_FLIGHT = "slimserve_in_flight"
 WAITING = "slimserve_waiting"
 CAP = "slimserve_cap"
 REQUESTS = "slimserve_requests_total"
-TOO_MANY = {"outcome": "rejected: slots_exhausted"}
+TOO_MANY = {"outcome": "rejected: too_many_in_flight"}
 
 TTFT = "vllm:time_to_first_token_seconds"
 INTER_TOKEN = "vllm:inter_token_latency_seconds"
@@ -33,7 +33,7 @@ class Point:
         generated_per_s, prompt_per_s: tokens a second since the point before.
         ttft_p50_s, ttft_p95_s: time to the first token, of requests that got it since the point before, in seconds.
         itl_p50_s, itl_p95_s: time from token to token, likewise.
-        in_flight, waiting, cap: sequences that hold a slot, requests that wait at the door, slots.
+        in_flight, waiting, cap: sequences in flight, sequences that wait at the door, most sequences in flight.
         running, queued: requests that the engine works on, and that wait inside it.
         kv_used: share of the KV cache in use, 0 to 1.
         cache_hits: share of the looked-up prompt tokens that the prefix cache had, 0 to 1.
@@ -58,10 +58,6 @@ class Point:
     cache_hits: float | None = None
     tier_hits: float | None = None
     too_many_per_s: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)
 
 
 def make_point(time: float, state: str, before: Reading | None, after: Reading | None) -> Point:
@@ -108,9 +104,14 @@ def _too_many(before: Reading, after: Reading) -> float | None:
 
 
 class History:
-    """The last hour, oldest point first."""
+    """The last hour, oldest point first.
 
-    def __init__(self) -> None:
+    Args:
+        interval_seconds: from one point to the next.
+    """
+
+    def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
+        self._interval = interval_seconds
         self._points: deque[Point] = deque(maxlen=POINTS)
         self._reading: Reading | None = None
 
@@ -129,4 +130,4 @@ class History:
     def to_json(self) -> dict[str, Any]:
         """Column by column, which is a third of the size of a list of points."""
         columns = {field.name: [getattr(point, field.name) for point in self._points] for field in fields(Point)}
-        return {"interval_seconds": INTERVAL_SECONDS, "columns": columns}
+        return {"interval_seconds": self._interval, "points": self._points.maxlen, "columns": columns}

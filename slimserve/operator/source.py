@@ -1,46 +1,40 @@
-"""What the operator's page asks of whoever runs it: the supervisor, or a stand-in of the tests."""
+"""What the operator's page shows, and whom it asks: the supervisor, or a stand-in of the tests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slimserve.engine.state import Status
 from slimserve.errors import Finding
 
 
-class Source(Protocol):
-    """Read-only facts about one endpoint.
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One endpoint, read-only.
 
-    The page calls each method in a thread of its own, from several at once; a method may block for two seconds or so.
-    None of them raises for what can go wrong with an engine: there is a value for that.
+    The page makes each call in a thread of its own, several at once; one may block for two seconds or so. None of them
+    raises for what can go wrong with an engine: there is a value for that.
+
+    Args:
+        url: where clients reach it, such as `http://127.0.0.1:8000/v1`.
+        log_path: the engine's log; it need not exist yet.
+        receipts_folder: where the registry keeps its receipts (`profiles/receipts`); it need not exist.
+        plan: what runs and why, as `slimserve.show.plan_json` says it.
+        status: where the endpoint stands now.
+        metrics: the engine's own `/metrics` in Prometheus' text form; None while no engine answers.
+        doctor: what is wrong with the machine now.
+        started: when the appliance began, in seconds since the epoch.
     """
 
-    @property
-    def started(self) -> float:
-        """When the appliance began, in seconds since the epoch."""
-
-    @property
-    def url(self) -> str:
-        """Where clients reach the endpoint, such as `http://127.0.0.1:8000/v1`."""
-
-    @property
-    def log_path(self) -> Path:
-        """The engine's log; it need not exist yet."""
-
-    @property
-    def receipts_folder(self) -> Path:
-        """Where the registry keeps its receipts (`profiles/receipts`); it need not exist."""
-
-    def status(self) -> Status:
-        """Where the endpoint stands now."""
-
-    def metrics(self) -> str | None:
-        """The engine's own `/metrics` in Prometheus' text form, or None while no engine answers."""
-
-    def plan(self) -> Mapping[str, Any]:
-        """What runs and why, as `slimserve.show.plan_json` says it."""
-
-    def doctor(self) -> Sequence[Finding]:
-        """What is wrong with the machine now."""
+    url: str
+    log_path: Path
+    receipts_folder: Path
+    plan: Mapping[str, Any]
+    status: Callable[[], Status]
+    metrics: Callable[[], str | None]
+    doctor: Callable[[], Sequence[Finding]]
+    started: float = field(default_factory=time.time)

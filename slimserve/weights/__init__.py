@@ -18,7 +18,7 @@ from slimserve.weights.manifest_file import Manifest, ManifestFile, read_manifes
 from slimserve.weights.store import State, bytes_missing, folder, is_there, peak_bytes, state
 
 if TYPE_CHECKING:
-    from slimserve.weights.verification import Progress
+    from slimserve.weights.meter import Tick
 
 __all__ = [
     "Manifest",
@@ -54,7 +54,7 @@ def fetch(
     checkpoint: Checkpoint,
     target: Path,
     manifest: Manifest,
-    progress: Progress,
+    progress: Tick,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
     """Make `target` complete and verified; see `transfer.fetch`.
@@ -83,7 +83,7 @@ def check_config(target: Path, geometry: Geometry) -> list[Finding]:
     return verification.check_config(target, geometry)
 
 
-def verify(target: Path, manifest: Manifest, progress: Progress) -> list[Finding]:
+def verify(target: Path, manifest: Manifest, progress: Tick) -> list[Finding]:
     """Files with another hash; what is right is stamped and not hashed again; see `verification.verify`.
 
     Raises:

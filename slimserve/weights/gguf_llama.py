@@ -10,13 +10,14 @@ Needs numpy and gguf alone: neither torch nor the engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slimserve.errors import Failed, Finding
 from slimserve.weights import gguf_tokenizer, safetensors_file
 from slimserve.weights.gguf_tokenizer import pretty
+from slimserve.weights.meter import Tick
 from slimserve.weights.safetensors_file import Tensor
 
 if TYPE_CHECKING:
@@ -47,10 +48,8 @@ _KEYS = {
     "llama.attention.layer_norm_rms_epsilon", "llama.vocab_size", "llama.rope.dimension_count",
 }  # fmt: skip
 
-Progress = Callable[[int, int, str], None]
 
-
-def convert(source: Path, target: Path, progress: Progress) -> None:
+def convert(source: Path, target: Path, progress: Tick) -> None:
     """Write the checkpoint of `source` into `target`.
 
     Args:

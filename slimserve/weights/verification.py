@@ -14,6 +14,7 @@ from slimserve.model import Geometry
 from slimserve.shapes import plain
 from slimserve.weights import safetensors_file, store
 from slimserve.weights.manifest_file import Manifest, ManifestFile
+from slimserve.weights.meter import Tick
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -21,8 +22,6 @@ _CHUNK = 8 << 20
 _FETCH = "fetch the weights again with --fetch; only the damaged file is downloaded"
 # The largest that is known is 34 MB.
 _MAX_JSON_BYTES = 1 << 30
-
-Progress = Callable[[int, int, str], None]
 
 
 def check(folder: Path, manifest: Manifest) -> list[Finding]:
@@ -176,7 +175,7 @@ def mismatch(path: Path, file: ManifestFile, found: str, do: str = _FETCH) -> Fi
     return Finding(f"{file.name} has {file.kind} {found}", f"the manifest says {file.hex}", do, str(path))
 
 
-def verify(folder: Path, manifest: Manifest, progress: Progress) -> list[Finding]:
+def verify(folder: Path, manifest: Manifest, progress: Tick) -> list[Finding]:
     """Hash what the stamp does not vouch for, and stamp what is right.
 
     Args:
@@ -221,5 +220,5 @@ def verify(folder: Path, manifest: Manifest, progress: Progress) -> list[Finding
     return findings
 
 
-def _report(progress: Progress, done: int, total: int, name: str, read: int) -> None:
+def _report(progress: Tick, done: int, total: int, name: str, read: int) -> None:
     progress(done + read, total, f"verifying {name}")

@@ -17,7 +17,7 @@ from slimserve.session import open_session
 def smollm2_folder() -> Path:
     """The embedded default's weights, in the user's own cache: fetched and converted once."""
     session = open_session(os.environ)
-    return prepare_weights(session, session.plan(session.registry.default))
+    return prepare_weights(session, session.plan(session.registry.default), lambda done, total, name: None)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from typing import Any
 
 from slimserve.engine.state import State, Status
 from slimserve.errors import Finding
+from slimserve.operator.source import Source
 
 HERE = Path(__file__).resolve().parent
 RECORDED = (HERE / "metrics.txt").read_text(encoding="utf-8")
@@ -67,7 +68,7 @@ def run_on(seconds: float, born: float, in_flight: int, waiting: int, cap: int, 
         f'slimserve_requests_total{{dialect="chat",outcome="ok"}} {round(3 * seconds)}',
     ]
     if too_many:
-        lines.append(f'slimserve_requests_total{{dialect="chat",outcome="rejected: slots_exhausted"}} {too_many}')
+        lines.append(f'slimserve_requests_total{{dialect="chat",outcome="rejected: too_many_in_flight"}} {too_many}')
     return "\n".join(lines) + "\n"
 
 
@@ -90,8 +91,8 @@ PLAN = {
 
 
 @dataclass
-class LiveSource:
-    """A `Source` of the tests: its facts can be set from outside while the page is open."""
+class Live:
+    """An endpoint of the tests: its facts can be set from outside while the page is open."""
 
     log_path: Path
     receipts_folder: Path
@@ -100,7 +101,7 @@ class LiveSource:
     current: Status = field(
         default_factory=lambda: Status(State.READY, time.time(), "the engine answered with a token")
     )
-    plan_data: Mapping[str, Any] = field(default_factory=lambda: PLAN)
+    plan: Mapping[str, Any] = field(default_factory=lambda: PLAN)
     findings: Sequence[Finding] = ()
     in_flight: int = 5
     waiting: int = 0
@@ -109,16 +110,24 @@ class LiveSource:
     born: float = field(default_factory=time.time)
     engine_answers: bool = True
 
-    def status(self) -> Status:
-        return self.current
+    @property
+    def source(self) -> Source:
+        """What a page is given of it."""
+        return Source(
+            url=self.url,
+            log_path=self.log_path,
+            receipts_folder=self.receipts_folder,
+            plan=self.plan,
+            status=lambda: self.current,
+            metrics=lambda: self.metrics(),
+            doctor=lambda: self.doctor(),
+            started=self.started,
+        )
 
     def metrics(self) -> str | None:
         if not self.engine_answers:
             return None
         return run_on(time.time() - self.born, self.born, self.in_flight, self.waiting, self.cap, self.too_many)
-
-    def plan(self) -> Mapping[str, Any]:
-        return self.plan_data
 
     def doctor(self) -> Sequence[Finding]:
         return self.findings
@@ -135,9 +144,8 @@ def main(port: int) -> None:
     from slimserve.operator.app import build
 
     print(f"http://127.0.0.1:{port}", file=sys.stderr)
-    uvicorn.run(
-        build(LiveSource(HERE / "metrics.txt", HERE)), port=port, log_level="warning", timeout_graceful_shutdown=1
-    )
+    app = build(Live(HERE / "metrics.txt", HERE).source)
+    uvicorn.run(app, port=port, log_level="warning", timeout_graceful_shutdown=1)
 
 
 if __name__ == "__main__":

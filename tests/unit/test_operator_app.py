@@ -20,10 +20,11 @@ from slimserve.errors import Finding
 from slimserve.operator import app
 from slimserve.operator.app import FILES, HEADERS, LOG_LINES, STATIC
 from slimserve.operator.prometheus import parse
+from slimserve.shapes import plain
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "operator"))
 
-from live import LiveSource
+from live import Live
 from serving import DEADLINE_SECONDS, page_of
 
 DATA = ("/status.json", "/history.json", "/profile.json", "/doctor.json", "/receipts.json", "/log", "/metrics")
@@ -31,13 +32,13 @@ SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in STATIC.glob("
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> LiveSource:
-    return LiveSource(tmp_path / "engine.log", tmp_path / "receipts")
+def live(tmp_path: Path) -> Live:
+    return Live(tmp_path / "engine.log", tmp_path / "receipts")
 
 
 @pytest.fixture
-def client(source: LiveSource) -> Iterator[httpx.Client]:
-    with page_of(source) as url, httpx.Client(base_url=url, timeout=DEADLINE_SECONDS) as client:
+def client(live: Live) -> Iterator[httpx.Client]:
+    with page_of(live.source) as url, httpx.Client(base_url=url, timeout=DEADLINE_SECONDS) as client:
         yield client
 
 
@@ -88,12 +89,12 @@ def test_nothing_can_be_done_here(client: httpx.Client) -> None:
             assert client.request(method, path).status_code == 405, (method, path)
 
 
-def test_the_status_says_where_the_endpoint_stands(client: httpx.Client, source: LiveSource) -> None:
-    source.current = Status(State.FAILED, 12.5, "three crashes in a row", 600.0, 3, ("<b>out of memory</b>",))
+def test_the_status_says_where_the_endpoint_stands(client: httpx.Client, live: Live) -> None:
+    live.current = Status(State.FAILED, 12.5, "three crashes in a row", 600.0, 3, ("<b>out of memory</b>",))
     data = client.get("/status.json").json()
-    assert data["status"] == source.current.to_json()
-    assert data["url"] == source.url
-    assert data["started"] == source.started
+    assert data["status"] == plain(live.current)
+    assert data["url"] == live.url
+    assert data["started"] == live.started
 
 
 def test_history_moves(client: httpx.Client) -> None:
@@ -102,23 +103,23 @@ def test_history_moves(client: httpx.Client) -> None:
     assert client.get("/status.json").json()["point"]["state"] == "ready"
 
 
-def test_a_change_of_state_is_pushed(client: httpx.Client, source: LiveSource) -> None:
+def test_a_change_of_state_is_pushed(client: httpx.Client, live: Live) -> None:
     with client.stream("GET", "/events") as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         lines = stream.iter_lines()
         assert next_event(lines)["status"]["state"] == "ready"  # type: ignore[index]
-        source.current = Status(State.RESTARTING, time.time(), "the engine was killed by SIGKILL", None, 1)
+        live.current = Status(State.RESTARTING, time.time(), "the engine was killed by SIGKILL", None, 1)
         deadline = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < deadline:
             status = next_event(lines)["status"]
-            if status == source.current.to_json():
+            if status == plain(live.current):
                 return
     raise AssertionError("the change never came")
 
 
-def test_streams_are_bounded_and_given_back(source: LiveSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_are_bounded_and_given_back(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "MAX_STREAMS", 2)
-    with page_of(source) as url, httpx.Client(base_url=url, timeout=DEADLINE_SECONDS) as client:
+    with page_of(live.source) as url, httpx.Client(base_url=url, timeout=DEADLINE_SECONDS) as client:
         with client.stream("GET", "/events") as one, client.stream("GET", "/events") as two:
             lines = one.iter_lines(), two.iter_lines()  # a generator that is let go of closes its stream
             for each in lines:
@@ -133,18 +134,18 @@ def test_streams_are_bounded_and_given_back(source: LiveSource, monkeypatch: pyt
         raise AssertionError("a stream that was closed is still counted")
 
 
-def test_the_server_ends_with_a_page_open(source: LiveSource) -> None:
+def test_the_server_ends_with_a_page_open(live: Live) -> None:
     with contextlib.ExitStack() as still_open:
         client = still_open.enter_context(httpx.Client(timeout=DEADLINE_SECONDS))
-        with page_of(source) as url:
+        with page_of(live.source) as url:
             lines = still_open.enter_context(client.stream("GET", f"{url}/events")).iter_lines()
             next_event(lines)
         with pytest.raises(httpx.ConnectError):  # page_of has seen it end
             httpx.get(url)
 
 
-def test_metrics_of_engine_and_appliance_are_one_text(client: httpx.Client, source: LiveSource) -> None:
-    source.current = Status(State.READY, 100.0, "ready", None, 2)
+def test_metrics_of_engine_and_appliance_are_one_text(client: httpx.Client, live: Live) -> None:
+    live.current = Status(State.READY, 100.0, "ready", None, 2)
     answer = client.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     reading = parse(answer.text, 1.0)
@@ -159,17 +160,17 @@ def test_metrics_of_engine_and_appliance_are_one_text(client: httpx.Client, sour
     assert len(families) == len(set(families))
 
 
-def test_metrics_without_an_engine_are_the_appliances_own(client: httpx.Client, source: LiveSource) -> None:
-    source.engine_answers = False
+def test_metrics_without_an_engine_are_the_appliances_own(client: httpx.Client, live: Live) -> None:
+    live.engine_answers = False
     reading = parse(client.get("/metrics").text, 1.0)
     assert reading.total("slimserve_engine_answers") == 0.0
     assert {name.partition("_")[0] for name in reading.samples} == {"slimserve"}
 
 
 def test_an_engine_whose_metrics_cannot_be_read_costs_the_numbers_alone(
-    client: httpx.Client, source: LiveSource, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LiveSource, "metrics", lambda self: "<html>")
+    monkeypatch.setattr(Live, "metrics", lambda self: "<html>")
     before = len(client.get("/history.json").json()["columns"]["time"])
     deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
@@ -184,12 +185,12 @@ def test_a_source_that_breaks_its_word_costs_one_point(client: httpx.Client, mon
     wait_for_point(client, "cap")
     broken = threading.Event()
 
-    def metrics(self: LiveSource) -> str:
+    def metrics(self: Live) -> str:
         broken.set()
         raise RuntimeError("a source does not do that")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LiveSource, "metrics", metrics)
+        patch.setattr(Live, "metrics", metrics)
         assert broken.wait(DEADLINE_SECONDS)
     count = len(client.get("/history.json").json()["columns"]["time"])
     deadline = time.monotonic() + DEADLINE_SECONDS
@@ -197,10 +198,10 @@ def test_a_source_that_breaks_its_word_costs_one_point(client: httpx.Client, mon
         assert time.monotonic() < deadline
 
 
-def test_the_log_is_its_end_without_what_could_steer(client: httpx.Client, source: LiveSource) -> None:
+def test_the_log_is_its_end_without_what_could_steer(client: httpx.Client, live: Live) -> None:
     assert client.get("/log").text == ""
     lines = [f"line {number}" for number in range(2000)]
-    source.log_path.write_bytes("\n".join(lines).encode() + b"\n\x1b]0;title\x07\xff\xfe<script>\n")
+    live.log_path.write_bytes("\n".join(lines).encode() + b"\n\x1b]0;title\x07\xff\xfe<script>\n")
     answer = client.get("/log")
     assert answer.headers["content-type"].startswith("text/plain")
     shown = answer.text.splitlines()
@@ -210,28 +211,28 @@ def test_the_log_is_its_end_without_what_could_steer(client: httpx.Client, sourc
     assert "\x1b" not in answer.text
 
 
-def test_a_log_that_cannot_be_read_is_named(client: httpx.Client, source: LiveSource) -> None:
-    source.log_path.mkdir()
+def test_a_log_that_cannot_be_read_is_named(client: httpx.Client, live: Live) -> None:
+    live.log_path.mkdir()
     answer = client.get("/log")
     assert answer.status_code == 503
-    assert str(source.log_path) in answer.text
+    assert str(live.log_path) in answer.text
 
 
 def test_the_doctor_is_not_asked_for_every_page(
-    client: httpx.Client, source: LiveSource, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     finding = Finding("the fact", "the reason", "the remedy")
-    monkeypatch.setattr(LiveSource, "doctor", lambda self: asked.append(1) or [finding])
+    monkeypatch.setattr(Live, "doctor", lambda self: asked.append(1) or [finding])
     first, second = client.get("/doctor.json").json(), client.get("/doctor.json").json()
     assert first == second
     assert first["findings"] == [finding.to_json()]
     assert asked == [1]
 
 
-def test_receipts_are_those_of_the_profile_and_broken_ones_are_named(client: httpx.Client, source: LiveSource) -> None:
+def test_receipts_are_those_of_the_profile_and_broken_ones_are_named(client: httpx.Client, live: Live) -> None:
     assert client.get("/receipts.json").json() == {"profile": "smollm2-135m-bf16-cpu", "receipts": []}
-    folder = source.receipts_folder
+    folder = live.receipts_folder
     (folder / "deeper").mkdir(parents=True)
     (folder / "mine.json").write_text(json.dumps({"profile": "smollm2-135m-bf16-cpu", "workload": "chat"}))
     (folder / "deeper" / "mine-too.json").write_text(json.dumps({"profile": {"id": "smollm2-135m-bf16-cpu"}}))

@@ -16,7 +16,7 @@ from slimserve.operator import app
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "operator"))
 
 from browser import Browser, chromium, wait_for_link, wait_for_text
-from live import LiveSource
+from live import Live
 from serving import page_of
 
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"> & <script>document.title='taken'</script>"
@@ -31,42 +31,42 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> LiveSource:
-    return LiveSource(tmp_path / "engine.log", tmp_path / "receipts")
+def live(tmp_path: Path) -> Live:
+    return Live(tmp_path / "engine.log", tmp_path / "receipts")
 
 
 @pytest.fixture
-def url(source: LiveSource) -> Iterator[str]:
-    with page_of(source, 0.3) as address:
+def url(live: Live) -> Iterator[str]:
+    with page_of(live.source, 0.3) as address:
         yield address
 
 
-def test_the_page_shows_the_state_and_numbers_that_move(browser: Browser, source: LiveSource, url: str) -> None:
+def test_the_page_shows_the_state_and_numbers_that_move(browser: Browser, live: Live, url: str) -> None:
     with browser.page(url) as page:
         wait_for_link(page, "live")
         assert page.text_content("#state-name") == "ready"
-        assert page.text_content("#reason") == source.current.reason
+        assert page.text_content("#reason") == live.current.reason
         wait_for_text(page, "#in-flight", "text => text === '5'")
         assert page.text_content("#cap") == "24"
         wait_for_text(page, "#generated", "text => /^1[78][0-9] tok.s$/.test(text)")
         wait_for_text(page, "#ttft", "text => /^[0-9.]+ m?s$/.test(text)")
         drawn = page.get_attribute(".chart .line", "d")
-        source.in_flight, source.waiting, source.too_many = 24, 7, 3
+        live.in_flight, live.waiting, live.too_many = 24, 7, 3
         wait_for_text(page, "#in-flight", "text => text === '24'")
         wait_for_text(page, "#waiting", "text => text === '7'")
-        assert page.get_attribute("#slots-meter", "aria-valuenow") == "24"
+        assert page.get_attribute("#in-flight-meter", "aria-valuenow") == "24"
         page.wait_for_function("old => document.querySelector('.chart .line').getAttribute('d') !== old", arg=drawn)
         assert "ready" in page.title()
 
 
-def test_an_end_is_shown_with_its_reason_and_last_words(browser: Browser, source: LiveSource, url: str) -> None:
+def test_an_end_is_shown_with_its_reason_and_last_words(browser: Browser, live: Live, url: str) -> None:
     with browser.page(url) as page:
         wait_for_link(page, "live")
-        source.current = Status(State.RESTARTING, time.time(), HOSTILE, 300.0, 1)
+        live.current = Status(State.RESTARTING, time.time(), HOSTILE, 300.0, 1)
         wait_for_text(page, "#state-name", "text => text === 'restarting'")
         assert page.text_content("#reason") == HOSTILE
         wait_for_text(page, "#deadline", "text => text.startsWith('at most 5 min 0 s')")
-        source.current = Status(State.FAILED, time.time(), "three crashes in a row", None, 3, (HOSTILE, "Killed"))
+        live.current = Status(State.FAILED, time.time(), "three crashes in a row", None, 3, (HOSTILE, "Killed"))
         wait_for_text(page, "#state-name", "text => text === 'failed'")
         assert page.text_content("#last-words-text") == f"{HOSTILE}\nKilled"
         assert page.text_content("#restarts") == "3"
@@ -87,8 +87,8 @@ def test_whatever_the_data_holds_is_shown_as_text(browser: Browser, tmp_path: Pa
     (receipts / "broken.json").write_text("{")
     log = tmp_path / "engine.log"
     log.write_text(HOSTILE)
-    source = LiveSource(log, receipts, HOSTILE, plan_data=plan, findings=[Finding(HOSTILE, HOSTILE, HOSTILE)])
-    with page_of(source, 0.3) as url, browser.page(url) as page:
+    live = Live(log, receipts, HOSTILE, plan=plan, findings=[Finding(HOSTILE, HOSTILE, HOSTILE)])
+    with page_of(live.source, 0.3) as url, browser.page(url) as page:
         wait_for_link(page, "live")
         page.locator("#log").scroll_into_view_if_needed()
         wait_for_text(page, "#log-text", "text => text.includes('onerror')")
@@ -99,14 +99,14 @@ def test_whatever_the_data_holds_is_shown_as_text(browser: Browser, tmp_path: Pa
         assert page.locator("img, main script").count() == 0
 
 
-def test_a_lost_connection_is_said_and_found_again(browser: Browser, source: LiveSource) -> None:
-    with page_of(source, 0.3) as url:
+def test_a_lost_connection_is_said_and_found_again(browser: Browser, live: Live) -> None:
+    with page_of(live.source, 0.3) as url:
         manager = browser.page(url)
         page = manager.__enter__()
         wait_for_link(page, "live")
     wait_for_link(page, "stale since ")
     assert page.evaluate("document.documentElement.classList.contains('stale')")
-    with page_of(source, 0.3, port=int(url.rpartition(":")[2])):
+    with page_of(live.source, 0.3, port=int(url.rpartition(":")[2])):
         wait_for_link(page, "live")
         assert not page.evaluate("document.documentElement.classList.contains('stale')")
         page.faults.clear()  # the browser itself reports each refused connection
@@ -114,12 +114,12 @@ def test_a_lost_connection_is_said_and_found_again(browser: Browser, source: Liv
 
 
 def test_without_a_stream_the_page_asks(
-    browser: Browser, source: LiveSource, url: str, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, live: Live, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "MAX_STREAMS", 0)
     with browser.page(url) as page:
         wait_for_link(page, "asking every")
-        source.in_flight = 11
+        live.in_flight = 11
         wait_for_text(page, "#in-flight", "text => text === '11'")
         assert any("503" in fault for fault in page.faults)
         page.faults.clear()
@@ -173,9 +173,9 @@ def test_a_chart_is_read_with_the_keyboard(browser: Browser, url: str) -> None:
 
 
 def test_an_engine_that_is_not_there_is_said_to_be_why_there_are_no_numbers(browser: Browser, tmp_path: Path) -> None:
-    source = LiveSource(tmp_path / "engine.log", tmp_path / "receipts", engine_answers=False)
-    source.current = Status(State.LOADING, time.time(), "the engine loads", 300.0)
-    with page_of(source, 0.3) as url, browser.page(url) as page:
+    live = Live(tmp_path / "engine.log", tmp_path / "receipts", engine_answers=False)
+    live.current = Status(State.LOADING, time.time(), "the engine loads", 300.0)
+    with page_of(live.source, 0.3) as url, browser.page(url) as page:
         wait_for_link(page, "live")
         assert page.text_content("#in-flight") == DASH
         assert page.locator("#life [aria-current]").text_content() == "loading"

@@ -50,7 +50,8 @@ def session(tmp_path: Path) -> Session:
 
 
 def prepare(session: Session) -> Path:
-    return run.prepare_weights(session, session.plan(session.registry.default))
+    run.prepare(session, session.plan(session.registry.default), lambda done, total, name: None)
+    return session.plan(session.registry.default).weights.folder
 
 
 def refusal(session: Session) -> str:
@@ -101,12 +102,11 @@ def test_another_models_config_is_refused(session: Session) -> None:  # A12
 
 
 def test_a_cache_that_cannot_be_written_is_found_before_the_start(session: Session) -> None:  # B11
-    prepare(session)
     blocked = command.engine_cache(session.cache, "tiny-bf16-box")
     blocked.parent.mkdir(parents=True)
     blocked.write_text("a file where a folder belongs")
     with pytest.raises(SlimserveError, match=r"the engine's cache .* cannot be written"):
-        run.prepare(session, session.plan(session.registry.default), lambda done, total, name: None)
+        prepare(session)
 
 
 def test_a_profile_for_comparing_engines_is_not_served(session: Session) -> None:

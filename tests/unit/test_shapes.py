@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import pytest
@@ -21,6 +22,11 @@ Word = Annotated[str, Matching(r"[a-z]+", "lower-case letters")]
 class Leaf(Generic[T]):
     value: T
     why: Word
+
+
+class Bark(StrEnum):
+    ROUGH = "rough"
+    SMOOTH = "smooth"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,3 +206,19 @@ def test_the_verdict_is_that_of_pydantic_in_strict_mode(data: dict[str, Any]) ->
     except ShapeError:
         ours = False
     assert ours == theirs
+
+
+def test_a_name_of_an_enumeration_becomes_its_member_and_is_plain_again() -> None:
+    @dataclass(frozen=True)
+    class Trunk:
+        bark: Bark
+
+    trunk = build(Trunk, {"bark": "rough"})
+    assert trunk == Trunk(Bark.ROUGH)
+    assert isinstance(trunk.bark, Bark)
+    assert type(plain(trunk)["bark"]) is str
+    assert build(Trunk, plain(trunk)) == trunk
+    for wrong in ("ROUGH", "soft", 1, None, ["rough"]):
+        with pytest.raises(ShapeError, match=r"bark = .* is not valid") as caught:
+            build(Trunk, {"bark": wrong})
+        assert caught.value.problems[0].do == "use rough or smooth"

@@ -12,7 +12,7 @@ const TONES = { ready: "good", failed: "bad", stopped: "idle" };
 const CHARTS = [
   { title: "Throughput", unit: "tokens_per_s", series: [{ key: "generated_per_s", name: "generated" }, { key: "prompt_per_s", name: "prompt" }],
     empty: "No rate yet: it takes two readings of the engine's counters, and no engine has answered twice." },
-  { title: "Slots", unit: "count", least: 2, series: [{ key: "in_flight", name: "in flight" }, { key: "waiting", name: "waiting" }, { key: "cap", name: "slots" }],
+  { title: "In flight", unit: "count", least: 2, series: [{ key: "in_flight", name: "in flight" }, { key: "waiting", name: "waiting" }, { key: "cap", name: "cap" }],
     empty: "The door reports no numbers: no engine was up in this time." },
   { title: "Time to first token", unit: "seconds", series: [{ key: "ttft_p50_s", name: "p50" }, { key: "ttft_p95_s", name: "p95" }],
     empty: "No request got its first token in this time." },
@@ -24,7 +24,7 @@ const CHARTS = [
     empty: "No rate yet: the door has not been read twice." },
 ];
 
-const page = { snapshot: null, columns: null, interval: 5, minutes: 60, cursor: null, offset: 0, heard: null, logStale: true };
+const page = { snapshot: null, columns: null, interval: null, points: null, minutes: 60, cursor: null, offset: 0, heard: null, logStale: true };
 const charts = CHARTS.map((spec) => new Chart(spec, at("charts"), (time) => { page.cursor = time; draw(); }));
 const now = () => Date.now() / 1000 + page.offset;
 
@@ -87,16 +87,16 @@ function showPoint(point) {
   put("in-flight", number(used));
   put("cap", number(cap));
   const part = cap ? Math.min(1, (used ?? 0) / cap) : 0;
-  const meter = at("slots-meter");
+  const meter = at("in-flight-meter");
   meter.firstElementChild.style.width = `${part * 100}%`;
   meter.classList.toggle("full", part >= 1);
   meter.setAttribute("aria-valuenow", used ?? 0);
   meter.setAttribute("aria-valuemax", cap ?? 1);
-  put("slots-note", point?.running == null ? "the engine gives no numbers" : `the engine runs ${number(point.running)}, queues ${number(point.queued)}`);
+  put("in-flight-note", point?.running == null ? "the engine gives no numbers" : `the engine runs ${number(point.running)}, queues ${number(point.queued)}`);
   put("waiting", number(point?.waiting));
-  put("waiting-note", point?.waiting === 0 ? "nobody waits" : point?.waiting ? "for a slot" : "not known");
+  put("waiting-note", point?.waiting === 0 ? "nobody waits" : point?.waiting ? "at the door" : "not known");
   big("too-many", "per_minute", point?.too_many_per_s);
-  put("too-many-note", point?.too_many_per_s == null ? "not known" : "over the slots");
+  put("too-many-note", point?.too_many_per_s == null ? "not known" : "beyond the cap");
   big("generated", "tokens_per_s", point?.generated_per_s);
   put("prompt", `prompt ${quantity("tokens_per_s", point?.prompt_per_s)}`);
   for (const [id, key] of [["ttft", "ttft"], ["itl", "itl"]]) {
@@ -126,17 +126,18 @@ async function loadHistory() {
   const history = await ask("/history.json");
   page.columns = history.columns;
   page.interval = history.interval_seconds;
+  page.points = history.points;
   put("interval", number(page.interval, page.interval < 1 ? 1 : 0));
 }
 
 // A new point is put behind the others; when some were missed, all are asked for again.
 async function addPoint(point) {
-  const last = page.columns?.time.at(-1) ?? null;
+  const last = page.columns.time.at(-1) ?? null;
   if (point === null || point.time === last) return;
   if (last === null || point.time - last > 2 * page.interval) return loadHistory();
   for (const [key, column] of Object.entries(page.columns)) {
     column.push(point[key]);
-    if (column.length > 720) column.shift();
+    if (column.length > page.points) column.shift();
   }
 }
 
@@ -144,7 +145,7 @@ async function take(snapshot) {
   page.snapshot = snapshot;
   page.offset = snapshot.now - Date.now() / 1000;
   page.heard = now();
-  await addPoint(snapshot.point);
+  if (page.columns) await addPoint(snapshot.point); else await loadHistory();
   showStatus(snapshot);
   showPoint(snapshot.point);
   draw();

@@ -1,0 +1,88 @@
+"""What an endpoint holds from its first moment to its last: its folder, its port, the answers there, the page."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from slimserve.engine import endpoints, ports, procfs
+from slimserve.engine.attempt import Launch
+from slimserve.engine.record import RunFolder
+from slimserve.engine.state import Board, Status
+from slimserve.operator.source import Source
+
+
+class Place:
+    """The place of one endpoint, taken as it is made and given back by `close`.
+
+    Args:
+        launch: whose place it is.
+        folder: of the run.
+        board: what is answered while no engine serves.
+        page: what the operator page shows, and its port; None: there is no page.
+        report: called with one line for each thing worth telling.
+
+    Raises:
+        Refused: an engine without a supervisor is in the way, or the port, or the run folder; nothing is held then.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        folder: RunFolder,
+        board: Board,
+        page: tuple[Source, int | None] | None,
+        report: Callable[[str], None],
+    ) -> None:
+        from slimserve.engine.front import Front  # asyncio: 50 ms that a chat with a running endpoint need not pay
+
+        self._launch, self._folder, self._report = launch, folder, report
+        self._told = False
+        folder.end_leftovers(report)
+        with contextlib.ExitStack() as undo:
+            others = endpoints.living(folder.path.parent)
+            self.listening = undo.enter_context(ports.listen(launch.host, launch.port, others))
+            folder.prepare()
+            undo.callback(folder.close)
+            self.front = Front(self.listening, board)
+            undo.callback(self.front.close)
+            self.front.accept()
+            self._page_url = None if page is None else self._serve(*page)
+            undo.callback(endpoints.remove, folder.path)
+            self._undo = undo.pop_all()
+
+    def _serve(self, source: Source, port: int | None) -> str:
+        """Serve the operator page; returns where."""
+        from slimserve.operator.app import build
+
+        listening = ports.listen_for_page(port)
+        self.front.serve(build(source), listening)
+        url = f"http://{ports.PAGE_HOST}:{listening.getsockname()[1]}/"
+        self._report(f"page {url}")
+        return url
+
+    def write(self, status: Status) -> None:
+        """Tell other programs where the endpoint stands."""
+        launch, own = self._launch, procfs.own()
+        endpoint = endpoints.Endpoint(
+            profile=launch.profile_id,
+            pid=own.pid,
+            start_ticks=own.start_ticks,
+            boot=procfs.boot(),
+            port=launch.port,
+            url=launch.url,
+            page=self._page_url,
+            control=str(launch.control),
+            log=str(self._folder.log_path),
+            status=status,
+        )
+        try:
+            endpoints.write(self._folder.path, endpoint)
+        except OSError as error:  # a full disk is no reason to stop serving
+            if not self._told:
+                self._report(f"the status cannot be written to {self._folder.path}: {error.strerror}")
+            self._told = True
+
+    def close(self) -> None:
+        """Answer no more, and let go of the port."""
+        self._undo.close()
