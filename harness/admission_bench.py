@@ -9,7 +9,7 @@ latency   small requests on one kept connection to each side, by turns: what the
 streams   64 streams at once, 5,000 pieces a second in all, to one side and the other in turn: ratio of throughput, with
           the 95% bootstrap interval of the median of paired ratios; `unpaced` is the same with an engine that emits as
           fast as it can, where every microsecond of the door shows
-flood     5,000 requests at 500 connections against 96 slots, answers of 50 ms; then with a third of the clients
+flood     5,000 requests at 500 connections against a cap of 96, answers of 50 ms; then with a third of the clients
           vanishing at random moments
 
 Nothing is claimed by this program; it prints JSON.
@@ -22,7 +22,6 @@ import asyncio
 import collections
 import contextlib
 import gc
-import http.client
 import json
 import random
 import socket
@@ -39,6 +38,7 @@ import uvloop
 
 from harness.host import host
 from harness.serve_bench import interval
+from slimserve.engine.control import Control
 
 UPSTREAM = Path(__file__).resolve().parent.parent / "tests" / "fakes" / "upstream.py"
 CAP = 96
@@ -57,36 +57,26 @@ class Upstream:
     """
 
     def __init__(self, folder: Path, cap: int) -> None:
-        self.control = str(folder / "control")
+        self.control = Control(folder / "control")
         config = {"max_in_flight": cap, "max_model_len": 4096, "thinking": "keep"}
-        argv = [sys.executable, str(UPSTREAM), "--control", self.control, "--config", json.dumps(config)]
+        argv = [sys.executable, str(UPSTREAM), "--control", str(self.control.path), "--config", json.dumps(config)]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout is not None
         self.door, self.bare = (int(word) for word in self.process.stdout.readline().split()[-2:])
         end = time.monotonic() + DEADLINE_SECONDS
         while True:
             try:
-                self.private("POST", "/slimserve/accept")
+                self.control.accept()
                 return
             except OSError:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.05)
 
-    def private(self, method: str, path: str) -> dict[str, Any]:
-        """Ask over the control socket."""
-        connection = http.client.HTTPConnection("localhost")
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.connect(self.control)
-        connection.request(method, path)
-        answer: dict[str, Any] = json.loads(connection.getresponse().read())
-        connection.close()
-        return answer
-
 
 @contextlib.contextmanager
 def running(cap: int) -> Iterator[Upstream]:
-    """A fake engine behind a door of so many slots."""
+    """A fake engine behind a door with that cap."""
     with tempfile.TemporaryDirectory() as folder:
         upstream = Upstream(Path(folder), cap)
         try:
@@ -294,15 +284,15 @@ def measure_flood(requests: int, vanishing: float, seed: int) -> dict[str, Any]:
     with running(CAP) as upstream:
         result = uvloop.run(flood(upstream.door, requests, vanishing, seed))
         end = time.monotonic() + DEADLINE_SECONDS
-        while (state := upstream.private("GET", "/slimserve/state"))["in_flight"] and time.monotonic() < end:
+        while (left := upstream.control.door().in_flight) and time.monotonic() < end:
             time.sleep(0.05)
-        seen = upstream.private("GET", "/fake/state")
+        seen = json.loads(upstream.control.ask("GET", "/fake/state")[1])
     return result | {
         "cap": CAP,
         "most_in_flight_at_the_engine": seen["most"],
         "admitted": seen["requests"],
         "completed_at_the_engine": seen["finished"],
-        "slots_lost": state["in_flight"],
+        "slots_lost": left,
     }
 
 

@@ -224,7 +224,7 @@ def _in_flight(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             ("admission", "max_in_flight", "value"),
             f"admission.max_in_flight = {cap} is less than engine.max_num_seqs = {slots}",
-            f"{slots - cap} slots could never be used",
+            f"{slots - cap} decode slots could never be used",
             f"use at least {slots}; three times that is usual",
         )
 
@@ -287,7 +287,7 @@ POLICIES: tuple[Policy, ...] = (
     Policy(
         "in-flight-cap",
         "Generation requests in flight are capped, at no less than the decode slots.",
-        "Beyond the slots a request only waits; an endless line keeps clients that have long given up.",
+        "Beyond the decode slots a request only waits; an endless line keeps clients that have long given up.",
         _in_flight,
     ),
     Policy(

@@ -214,11 +214,11 @@ class Admission:
     max_in_flight: Setting[Count]
     """the cap on generation requests in flight is stated: beyond it 429, with the seconds to wait"""
     slot_context_tokens: Setting[Count]
-    """prompt and answer of a request as they usually are: the planner sees to it that every slot holds one at a time"""
+    """prompt and answer of a request as they usually are: the planner sees to it that every decode slot holds one"""
     fair_share: Setting[bool] | None = None
-    """share the slots out evenly over the API keys that have work"""
+    """share the cap out evenly over the API keys that have work"""
     queue: Setting[Queue] | None = None
-    """let so many requests wait for a slot, each for so long at most"""
+    """let so many requests wait at the door, each for so long at most"""
     max_body_bytes: Setting[Annotated[int, Between(1, 1 << 32)]] | None = None
     """size of a request's body; 16 MiB when not stated"""
 

@@ -11,13 +11,10 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from slimserve.admission.asgi import Headers, Receive
 from slimserve.admission.rejection import Rejected
-
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Headers = Iterable[tuple[bytes, bytes]]
 
 # A body has so long to come, and a second more for each so many bytes that came: a slow line is served, a trickle is
 # not, and neither can hold its slot for long without sending.

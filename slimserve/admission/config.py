@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from slimserve.profile import Count, Greedy, Id, Line, Seconds, Thinking
+from slimserve.profile import Count, Greedy, Id, Line, Queue, Thinking
 from slimserve.shapes import Between, Matching, ShapeError, build, plain
 
 VARIABLE = "SLIMSERVE_ADMISSION"
+# What the supervisor asks over the control socket, and orders there.
+STATE_PATH = "/slimserve/state"
+ACCEPT_PATH = "/slimserve/accept"
+DRAIN_PATH = "/slimserve/drain"
 
 Sha256 = Annotated[str, Matching(r"[0-9a-f]{64}", "64 hex digits")]
-MAX_BODY_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +24,10 @@ class Config:
     """Everything that the door needs to know.
 
     Args:
-        max_in_flight: cap on generated sequences in flight.
+        max_in_flight: the cap on sequences in flight.
         max_model_len: context in tokens; a request for more output is refused.
-        fair_share: whether the slots are shared out evenly over the API keys that have work.
-        queue_length: requests that may wait at the door for a slot; 0 answers 429 at once.
-        queue_seconds: how long one waits there.
+        fair_share: whether the cap is shared out evenly over the API keys that have work.
+        queue: how many requests may wait at the door and for how long; None: it answers 429 at once.
         max_body_bytes: size of a request's body.
         greedy: what becomes of a request for greedy sampling.
         thinking: what becomes of a request without thinking; None: the model does not think.
@@ -40,9 +42,8 @@ class Config:
     max_in_flight: Count
     max_model_len: Annotated[int, Between(1, 1 << 24)]
     fair_share: bool = False
-    queue_length: Annotated[int, Between(0, 1 << 20)] = 0
-    queue_seconds: Seconds = 1
-    max_body_bytes: Annotated[int, Between(1, 1 << 32)] = MAX_BODY_BYTES
+    queue: Queue | None = None
+    max_body_bytes: Annotated[int, Between(1, 1 << 32)] = 16 << 20
     greedy: Greedy = "replace"
     thinking: Thinking | None = None
     efforts: dict[Line, Line] = field(default_factory=dict)

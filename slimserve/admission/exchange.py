@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from slimserve.admission.answers import Watch
-from slimserve.admission.bodies import Receive
+from slimserve.admission.asgi import App, Message, Receive, Scope, Send
 from slimserve.admission.metrics import Metrics
+from slimserve.admission.notes import Note
 from slimserve.admission.progress import Progress
 from slimserve.admission.routes import Dialect
 from slimserve.admission.slots import Slot
 
-Message = dict[str, Any]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
-
 NOTE_HEADER = b"x-slimserve-note"
-EXHAUSTED = b"thinking used up the whole token budget before the answer began; allow more tokens or lower the effort"
 # How often it is seen to it that somebody listens for the client's going away: most requests are over by then, and
 # cost no task of their own.
 LISTEN_SECONDS = 1.0
@@ -32,7 +27,7 @@ GRACE_SECONDS = 10.0
 
 _DONE = b"data: [DONE]\n\n"
 
-log = logging.getLogger("slimserve.admission")
+log = logging.getLogger(__name__)
 
 
 class Exchange:
@@ -44,7 +39,7 @@ class Exchange:
         slot: held by it; None: it does not generate.
         progress: what the engine owes.
         metrics: where an exhausted answer is counted.
-        notes: texts for the response's headers.
+        notes: for the response's headers.
         watched: dialect and number of answers, if they are to be watched for thinking that ate the whole budget.
     """
 
@@ -81,7 +76,7 @@ class Exchange:
         slot: Slot | None,
         progress: Progress,
         metrics: Metrics,
-        notes: tuple[bytes, ...] = (),
+        notes: tuple[Note, ...] = (),
         watched: tuple[Dialect, int] | None = None,
     ) -> None:
         self.status = 0
@@ -114,7 +109,7 @@ class Exchange:
             return "ok" if self.status < 400 else "error"
         return "disconnected" if self.gone else "error"
 
-    async def run(self, app: App, scope: dict[str, Any]) -> None:
+    async def run(self, app: App, scope: Scope) -> None:
         """Let the engine answer."""
         if self._slot is not None:
             self._task = asyncio.current_task()
@@ -186,7 +181,7 @@ class Exchange:
             self._watch = Watch(self._watched[0], self._streamed, self._watched[1])
         if not self._notes:
             return message
-        return {**message, "headers": headers + [(NOTE_HEADER, note) for note in self._notes]}
+        return {**message, "headers": headers + [_header(note) for note in self._notes]}
 
     def _look(self, watch: Watch, message: Message, more: bool) -> Message:
         """Watch a piece of the answer pass; with the last one, say that there was nothing but thinking."""
@@ -196,14 +191,15 @@ class Exchange:
         if (more and not done) or not watch.exhausted:
             return message
         self._watch = None
-        self._metrics.exhausted.inc()
+        note = Note.THINKING_EXHAUSTED
+        self._metrics.note(note.value).inc()
         if self._held_start is not None:
-            headers = [*self._held_start.get("headers", ()), (NOTE_HEADER, EXHAUSTED)]
+            headers = [*self._held_start.get("headers", ()), _header(note)]
             self._held_start = {**self._held_start, "headers": headers}
             return message
         # A comment, which readers of event streams skip; ahead of the mark at which some stop reading.
         rest = _DONE if done else b""
-        return {**message, "body": body[: len(body) - len(rest)] + b": " + EXHAUSTED + b"\n\n" + rest}
+        return {**message, "body": body[: len(body) - len(rest)] + b": " + note.text.encode() + b"\n\n" + rest}
 
     def _listen(self) -> None:
         """See to it that somebody listens, from now on."""
@@ -245,3 +241,7 @@ class Exchange:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _header(note: Note) -> tuple[bytes, bytes]:
+    return NOTE_HEADER, note.text.encode()

@@ -38,7 +38,7 @@ _NAME = "[a-z0-9][a-z0-9.-]{0,63}"  # as the registry's ids are
 _LINE = re.compile(rf"({_NAME})[ \t]+sha256:([0-9a-f]{{64}})(?:[ \t]+#.*)?")
 _KEY = re.compile(f"[!-~]{{1,{MAX_KEY_BYTES}}}")
 
-log = logging.getLogger("slimserve.admission")
+log = logging.getLogger(__name__)
 
 
 def is_name(text: str) -> bool:

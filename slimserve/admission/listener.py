@@ -7,19 +7,18 @@ What ASGI never sees is dealt with here: headers that trickle, headers without e
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
-from http import HTTPStatus
 from typing import Any
 
 import httptools  # noqa: F401 - without it uvicorn would fall back to a parser that these limits do not hold for
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from slimserve.accepting import Acceptor
 from slimserve.admission.rejection import Rejected
-from slimserve.admission.replies import error_body
+from slimserve.admission.replies import closing_answer
 
 HEADER_SECONDS = 10.0
 HEADER_BYTES = 32 << 10
@@ -29,13 +28,8 @@ KEEP_ALIVE_SECONDS = 75
 REST_SECONDS = 30.0
 # A client that takes nothing of its answer for so long is gone: its slot is wanted.
 UNREAD_SECONDS = 60.0
-# Connections that are accepted in one turn of the event loop; uvloop's own server takes one, so that in a flood, where
-# turns are long, newcomers would wait for seconds.
-ACCEPT_AT_ONCE = 128
-# Before accepting is tried again when the process has no file descriptor left.
-RETRY_SECONDS = 1.0
 
-log = logging.getLogger("slimserve.admission")
+log = logging.getLogger(__name__)
 
 
 class Protocol(HttpToolsProtocol):
@@ -142,7 +136,8 @@ class Protocol(HttpToolsProtocol):
         fault, self._fault = self._fault, None
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not (cycle.response_started or self.pipeline):
-            self._answer(fault or Rejected(400, "this is not a valid HTTP request", code="invalid_http"))
+            fault = fault or Rejected(400, "this is not a valid HTTP request", code="invalid_http")
+            self.transport.write(closing_answer(fault))
             if cycle is not None:
                 # Whoever still waits for its body is told, and can send nothing more.
                 cycle.disconnected = True
@@ -163,7 +158,8 @@ class Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             return
         if self._head_seen:
-            self._answer(Rejected(408, f"no complete request came within {HEADER_SECONDS:g} s", code="head_timeout"))
+            late = Rejected(408, f"no complete request came within {HEADER_SECONDS:g} s", code="head_timeout")
+            self.transport.write(closing_answer(late))
         self._close()
 
     def _await_reader(self) -> None:
@@ -180,11 +176,6 @@ class Protocol(HttpToolsProtocol):
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None
-
-    def _answer(self, rejected: Rejected) -> None:
-        body = json.dumps(error_body(rejected)).encode()
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[rejected.status] + head + body)
 
     def _close(self) -> None:
         self._stop_timer()
@@ -205,7 +196,7 @@ class Protocol(HttpToolsProtocol):
 
 def _head_too_large() -> Rejected:
     return Rejected(
-        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        431,
         f"request line and headers take more than {HEADER_BYTES} bytes",
         code="head_too_large",
     )
@@ -233,15 +224,10 @@ class Listener:
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )
-        self._server: uvicorn.Server | None = None
+        self._server = uvicorn.Server(self._config)
         self._ticking: asyncio.Task[None] | None = None
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._acceptor: Acceptor | None = None
         self._socket: socket.socket | None = None
-
-    @property
-    def connections(self) -> set[Any]:
-        """Those that are open."""
-        return set() if self._server is None else set(self._server.server_state.connections)
 
     def open(self) -> None:
         """Accept connections; a second time does nothing.
@@ -249,25 +235,20 @@ class Listener:
         Raises:
             OSError: the descriptor is no listening socket.
         """
-        if self._socket is not None:
-            return
-        if self._server is None:
+        if self._acceptor is None:
+            self._socket = socket.socket(fileno=os.dup(self._fd))
+            self._acceptor = Acceptor(self._socket, self._connect)
             self._config.load()
-            self._server = uvicorn.Server(self._config)
             # Not `serve`: signals are the engine's, and the application has its lifespan from its own server. The loop
             # keeps the Date header current.
             self._ticking = asyncio.create_task(self._server.main_loop())
-        self._socket = socket.socket(fileno=os.dup(self._fd))
-        self._socket.setblocking(False)
-        self._listen()
+        self._acceptor.start()
         log.info("the door is open")
 
     def close(self) -> None:
         """Accept no more; connections that are there go on."""
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
+        if self._acceptor is not None:
+            self._acceptor.stop()
             log.info("the door is closed")
 
     def end(self) -> None:
@@ -275,35 +256,10 @@ class Listener:
         self.close()
         if self._ticking is not None:
             self._ticking.cancel()
-            self._ticking = None
-
-    def _listen(self) -> None:
         if self._socket is not None:
-            asyncio.get_running_loop().add_reader(self._socket, self._accept)
-
-    def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        for _ in range(ACCEPT_AT_ONCE):
-            if self._socket is None:
-                return
-            try:
-                connection, _ = self._socket.accept()
-            except BlockingIOError:
-                return
-            except (InterruptedError, ConnectionError):
-                continue
-            except OSError as error:
-                log.error("connections cannot be accepted: %s", error)
-                loop.remove_reader(self._socket)
-                loop.call_later(RETRY_SECONDS, self._listen)
-                return
-            connection.setblocking(False)
-            task = loop.create_task(self._connect(connection))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._socket.close()
 
     async def _connect(self, connection: socket.socket) -> None:
-        assert self._server is not None
         state = self._server.server_state
 
         def protocol() -> Protocol:

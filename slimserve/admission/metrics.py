@@ -23,7 +23,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._in_flight = Gauge("slimserve_in_flight", "Sequences in flight", registry=registry)
         self._waiting = Gauge("slimserve_waiting", "Sequences that wait at the door", registry=registry)
-        self._cap = Gauge("slimserve_cap", "Sequences in flight at most", registry=registry)
+        self._cap = Gauge("slimserve_cap", "Most sequences in flight", registry=registry)
         self._stalled = Gauge(
             "slimserve_stalled_seconds", "Seconds since the engine's last step while it has work", registry=registry
         )
@@ -31,10 +31,7 @@ class Metrics:
             "slimserve_requests", "Requests that generate, by how they ended", ["dialect", "outcome"], registry=registry
         )
         self._denied = Counter("slimserve_denied", "Other requests that were refused", ["reason"], registry=registry)
-        self._notes = Counter("slimserve_notes", "Requests served otherwise than asked", ["note"], registry=registry)
-        self.exhausted = Counter(
-            "slimserve_thinking_exhausted", "Answers whose thinking ate the whole budget", registry=registry
-        )
+        self._notes = Counter("slimserve_notes", "Remarks on requests that were served", ["note"], registry=registry)
         self.waited = Histogram(
             "slimserve_wait_seconds", "Time that a request waited for a slot", buckets=_WAIT_SECONDS, registry=registry
         )

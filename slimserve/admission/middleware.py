@@ -12,12 +12,12 @@ import os
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from slimserve.admission import bodies
-from slimserve.admission.bodies import Gone, Receive
-from slimserve.admission.config import Config, from_environment
-from slimserve.admission.exchange import NOTE_HEADER, App, Exchange, Message, Send
+from slimserve.admission.asgi import App, Message, Receive, Scope, Send
+from slimserve.admission.bodies import Gone
+from slimserve.admission.config import ACCEPT_PATH, DRAIN_PATH, STATE_PATH, Config, from_environment
+from slimserve.admission.exchange import NOTE_HEADER, Exchange
 from slimserve.admission.keys import Keyring
 from slimserve.admission.listener import Listener
 from slimserve.admission.metrics import shared
@@ -43,8 +43,7 @@ _CORS_HEADERS = (
     "x-stainless-runtime x-stainless-runtime-version x-stainless-timeout"
 ).split()
 
-log = logging.getLogger("slimserve.admission")
-Scope = dict[str, Any]
+log = logging.getLogger(__name__)
 
 
 class Ahead:
@@ -87,7 +86,7 @@ class Admission:
 
     def __init__(self, app: App, config: Config | None = None) -> None:
         self.config = config = config or from_environment(os.environ)
-        self.slots = Slots(config.max_in_flight, config.fair_share, config.queue_length, config.queue_seconds)
+        self.slots = Slots(config.max_in_flight, fair_share=config.fair_share, queue=config.queue)
         self.accepting = config.listen_fd is None
         self._app = app
         keys_file = Path(config.keys_file) if config.keys_file else None
@@ -132,15 +131,15 @@ class Admission:
 
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = (scope.get("method"), scope["path"])
-        if request == ("POST", "/slimserve/accept"):
+        if request == ("POST", ACCEPT_PATH):
             if self._listener is not None:
                 self._listener.open()
             self.accepting = True
-        elif request == ("POST", "/slimserve/drain"):
+        elif request == ("POST", DRAIN_PATH):
             self.accepting = False
             if self._listener is not None:
                 self._listener.close()
-        elif request != ("GET", "/slimserve/state"):
+        elif request != ("GET", STATE_PATH):
             await self._app(scope, receive, send)
             return
         for message in answer(200, self.state):
@@ -171,11 +170,10 @@ class Admission:
             if dialect is not None:
                 self._metrics.request(dialect.value, "disconnected").inc()
         except Rejected as rejected:
-            reason = rejected.code or str(int(rejected.status))
             if dialect is None:
-                self._metrics.denied(reason).inc()
+                self._metrics.denied(rejected.code).inc()
             else:
-                self._metrics.request(dialect.value, f"rejected: {reason}").inc()
+                self._metrics.request(dialect.value, f"rejected: {rejected.code}").inc()
             await _refuse(rejected, scope, ahead, send)
 
     async def _generate(
@@ -190,7 +188,7 @@ class Admission:
                 headers={"Retry-After": str(DRAIN_RETRY_SECONDS)},
             )
         asked = time.perf_counter()
-        slot = self.slots.take_now(holder) or await self._wait(holder, receive)
+        slot = await self._take(holder, receive)
         taken = time.perf_counter()
         try:
             bodies.check_type(scope["headers"])
@@ -205,9 +203,8 @@ class Admission:
                 log.info("%s of %s: %s", dialect.value, holder or "anybody", ", ".join(judged.notes))
             for note in judged.notes:
                 self._metrics.note(note.value).inc()
-            notes = tuple(note.text.encode() for note in judged.notes)
             watched = None if self.config.thinking is None else (dialect, judged.count)
-            exchange = Exchange(receive, send, body, slot, ENGINE, self._metrics, notes, watched)
+            exchange = Exchange(receive, send, body, slot, ENGINE, self._metrics, judged.notes, watched)
             self._metrics.waited.observe(taken - asked)
             self._metrics.own.observe(asked - began + time.perf_counter() - complete)
             try:
@@ -217,10 +214,12 @@ class Admission:
         finally:
             slot.release()
 
-    async def _wait(self, holder: str, receive: Ahead) -> Slot:
-        """Wait for a slot; a client that goes away leaves the line."""
-        if not self.config.queue_length:
+    async def _take(self, holder: str, receive: Ahead) -> Slot:
+        """A slot, now or after a wait; a client that goes away leaves the line."""
+        if self.config.queue is None:
             return await self.slots.take(holder)
+        if slot := self.slots.take_now(holder):
+            return slot
         taking = asyncio.ensure_future(self.slots.take(holder))
         leaving = asyncio.ensure_future(receive.gone())
         try:

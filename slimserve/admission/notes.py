@@ -1,4 +1,4 @@
-"""What the door changed about a request, in constant words: for the response header, the log and the counters."""
+"""What the door has to say about a request that was served, in constant words: for the header and the counters."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from enum import StrEnum
 
 
 class Note(StrEnum):
-    """One kind of change. The value labels the counter; `text` is what the client reads in the header."""
+    """One kind of remark.
 
-    GREEDY_REPLACED = "greedy_replaced"
-    """sampling fields that made it greedy were removed"""
-    THINKING_KEPT = "thinking_kept"
-    """a switch that turns thinking off was removed"""
-    EFFORT_MAPPED = "effort_mapped"
-    """the effort was put into a word that the template knows, or where the engine reads it"""
+    The value labels the counter. `text` is what the client reads: a line of printable ASCII without a byte of the
+    request.
+    """
 
-    @property
-    def text(self) -> str:
-        """One line of printable ASCII without a byte of the request."""
-        return _TEXTS[self]
+    text: str
 
+    def __new__(cls, value: str, text: str) -> Note:
+        """A member with both of its words."""
+        note = str.__new__(cls, value)
+        note._value_, note.text = value, text
+        return note
 
-_TEXTS = {
-    Note.GREEDY_REPLACED: "greedy sampling replaced by the model's own defaults",
-    Note.THINKING_KEPT: "thinking stays on; lower reasoning_effort for less of it",
-    Note.EFFORT_MAPPED: "reasoning_effort passed on as the model's template knows it",
-}
+    GREEDY_REPLACED = "greedy_replaced", "greedy sampling replaced by the model's own defaults"
+    THINKING_KEPT = "thinking_kept", "thinking stays on; lower reasoning_effort for less of it"
+    EFFORT_MAPPED = "effort_mapped", "reasoning_effort passed on as the model's template knows it"
+    THINKING_EXHAUSTED = (
+        "thinking_exhausted",
+        "thinking used up the whole token budget before the answer began; allow more tokens or lower the effort",
+    )

@@ -17,8 +17,6 @@ from slimserve.admission.routes import Dialect
 from slimserve.admission.sampling import never_greedy
 from slimserve.admission.thinking import always_thinking
 
-__all__ = ["Judged", "Note", "judge"]
-
 _OUTPUT = {
     Dialect.CHAT: ("max_completion_tokens", "max_tokens"),
     Dialect.BATCH_CHAT: ("max_completion_tokens", "max_tokens"),
@@ -41,7 +39,7 @@ class Judged:
     Args:
         body: the JSON object to send.
         changed: whether it differs from the one that came in.
-        count: sequences that it generates at once; each takes a slot.
+        count: sequences that it generates at once, all of them in flight.
         notes: what was changed.
     """
 

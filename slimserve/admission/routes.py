@@ -5,7 +5,8 @@ fails on a route that this table lacks, and on a row that the app has no more.
 
 A path counts as the router sees it, `scope["path"]`: decoded, case and all. It is looked up whole, so that nothing
 which the router would still match in some other way (a trailing slash, a line feed at the end, a mount, a parameter)
-gets in. Closed rows are here to be decided and counted; whether a lookup finds one or nothing, the answer is the same.
+gets in. Closed rows are here to show that each was decided on; whether a lookup finds one or nothing, the answer is
+the same.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ ANY = "*"
 
 _GENERATES: Mapping[str, tuple[Dialect, str]] = {
     "/v1/chat/completions": (Dialect.CHAT, "what most clients speak"),
-    "/v1/chat/completions/batch": (Dialect.BATCH_CHAT, "several conversations at once; each takes a slot"),
+    "/v1/chat/completions/batch": (Dialect.BATCH_CHAT, "several conversations at once; each counts towards the cap"),
     "/v1/completions": (Dialect.COMPLETIONS, "plain continuation, and prompts given as token ids"),
     "/v1/responses": (Dialect.RESPONSES, "OpenAI's newer form, which its agents speak"),
     "/v1/messages": (Dialect.ANTHROPIC, "Anthropic's form, which its agents speak"),

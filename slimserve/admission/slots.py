@@ -1,11 +1,15 @@
-"""The slots: at most so many sequences in flight, a bounded line of those who wait, and how soon to come back.
+"""The slots: how many sequences may be in flight, who waits for room, and how soon to come back.
+
+The words, here and wherever the door is spoken of. Sequences that are generated are *in flight*; the *cap*
+(`max_in_flight`) is the most that may be. A *slot* is what one request holds: room for its sequences. Sequences that
+stand at the door for such room are *waiting*, in lines; the *queue* is the option that lets them, with a bound.
 
 Pure asyncio: no HTTP, no engine. A slot is taken before a request's body is read, grows once the body has said how
 many sequences it asks for, and is released once.
 
 Fair share. A holder is hungry while it waits, or was refused so lately that it may be on its way back. While another
 holder that has less than its share is hungry, none is given more than ceil(cap / holders with work); otherwise free
-slots go to whoever asks, so that shares nobody uses are not wasted.
+room goes to whoever asks, so that shares nobody uses are not wasted.
 """
 
 from __future__ import annotations
@@ -16,12 +20,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from slimserve.admission.pace import Pace
 from slimserve.admission.rejection import Rejected
-
-RETRY_SECONDS = (1, 60)
-# Releases are remembered over about so many seconds of work: long enough to see several endings of long answers,
-# short enough to follow a change of load within the longest Retry-After.
-MEMORY_SECONDS = 60.0
+from slimserve.admission.replies import retry_seconds
+from slimserve.profile import Queue
 
 
 class Slot:
@@ -40,8 +42,11 @@ class Slot:
         Where there is none left and one may wait, the room held is given up for a place in the line: whoever waits
         while holding could block others that do the same, for ever.
 
+        Args:
+            count: at most the cap; no more would ever fit.
+
         Raises:
-            Rejected: 400 when `count` can never fit, 429 when it does not fit now; the slot is still to be released.
+            Rejected: 429 when it does not fit now; the slot is still to be released.
         """
         if count > self.count:
             await self._slots._grow(self, count)
@@ -59,7 +64,7 @@ class _Waiter:
     def __init__(self, holder: str, count: int) -> None:
         self.holder = holder
         self.count = count
-        self.future: asyncio.Future[Slot | None] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
 
 
 class Slots:
@@ -68,100 +73,81 @@ class Slots:
     Args:
         cap: sequences in flight at most.
         fair_share: whether holders share the room out.
-        queue_length: requests that may wait.
-        queue_seconds: how long one waits.
+        queue: how many requests may wait and for how long; None: none may.
         clock: seconds, never going back.
     """
 
     def __init__(
         self,
         cap: int,
-        fair_share: bool = False,
-        queue_length: int = 0,
-        queue_seconds: float = 1.0,
+        *,
+        fair_share: bool,
+        queue: Queue | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cap = cap
         self.in_flight = 0
         self.waiting = 0
-        self.taken = 0
-        self.released = 0
         self._fair = fair_share
-        self._queue_length = queue_length
-        self._queue_seconds = queue_seconds
+        self._queue = queue
         self._clock = clock
         self._held: dict[str, int] = {}
         # One line of waiters for each holder, whose turn it is first; a single line when shares do not matter.
         self._lines: dict[str, deque[_Waiter]] = {}
         self._refused: dict[str, float] = {}
-        self._pace = _Pace(clock)
+        self._pace = Pace(clock)
 
-    async def take(self, holder: str, count: int = 1) -> Slot:
-        """Room for `count` sequences, at once or after a wait in the line.
+    async def take(self, holder: str) -> Slot:
+        """A slot for one sequence, at once or after a wait in the line.
 
         Raises:
-            Rejected: 400 when `count` can never fit; 429, with Retry-After, when there is neither room nor a place in
-                the line, or the wait was too long.
+            Rejected: 429, with Retry-After, when there is neither room nor a place in the line, or the wait was too
+                long.
         """
-        self._check(count)
-        if slot := self.take_now(holder, count):
-            return slot
-        if not self._queue_length:
-            raise self._refusal(holder, count, "no slot is free")
-        return await self._wait(holder, count)
+        return self.take_now(holder) or await self._wait(holder, 1)
 
-    def take_now(self, holder: str, count: int = 1) -> Slot | None:
-        """Room for `count` sequences if it is there and nobody waits for it, else None."""
-        if not self._lines and self._may_have(holder, count):
-            return self._grant(holder, count)
+    def take_now(self, holder: str) -> Slot | None:
+        """A slot for one sequence if there is room and nobody waits for it, else None."""
+        if not self._lines and self._may_have(holder, 1):
+            return self._grant(holder, 1)
         return None
 
     def retry_seconds(self, count: int = 1) -> int:
-        """When to come back for `count` slots: the work ahead over the measured drain rate, in whole seconds."""
+        """When to come back for room for `count`: the work ahead over the measured drain rate."""
         ahead = self.waiting + count + min(self._pace.refused(), self.cap)
-        low, high = RETRY_SECONDS
-        return max(low, min(high, math.ceil(ahead / self._pace.rate())))
-
-    def _check(self, count: int) -> None:
-        if count > self.cap:
-            raise Rejected(
-                400,
-                f"this asks for {count} sequences, and this endpoint runs {self.cap} at a time: "
-                "ask for fewer (n, prompts) in one request",
-                param="n",
-                code="too_many_sequences",
-            )
+        return retry_seconds(ahead / self._pace.rate())
 
     async def _wait(self, holder: str, count: int) -> Slot:
+        if self._queue is None:
+            raise self._refusal(holder, count, "there is no room")
         waiter = _Waiter(holder, count)
         line = holder if self._fair else ""
         self._lines.setdefault(line, deque()).append(waiter)
         self.waiting += count
         self._serve()
         if waiter.future.done():
-            return self._granted(waiter)
+            return waiter.future.result()
         places = sum(map(len, self._lines.values()))
-        if places > self._queue_length:
+        if places > self._queue.length:
             self._leave(line, waiter)
-            raise self._refusal(holder, count, "no slot is free")
-        timer = asyncio.get_running_loop().call_later(self._queue_seconds, _give_up, waiter.future)
+            raise self._refusal(holder, count, "there is no room")
+        timer = asyncio.get_running_loop().call_later(self._queue.seconds, self._give_up, waiter, self._queue.seconds)
         try:
-            await waiter.future
-            return self._granted(waiter)
+            return await waiter.future
         except asyncio.CancelledError:
             # The room may have been granted in the same turn in which the wait was cancelled.
-            if not waiter.future.cancelled() and (slot := waiter.future.result()) is not None:
-                slot.release()
+            if not waiter.future.cancelled() and waiter.future.exception() is None:
+                waiter.future.result().release()
             raise
         finally:
             timer.cancel()
             self._leave(line, waiter)
 
-    def _granted(self, waiter: _Waiter) -> Slot:
-        slot = waiter.future.result()
-        if slot is None:
-            raise self._refusal(waiter.holder, waiter.count, f"no slot came free within {self._queue_seconds:g} s")
-        return slot
+    def _give_up(self, waiter: _Waiter, seconds: float) -> None:
+        if not waiter.future.done():
+            waiter.future.set_exception(
+                self._refusal(waiter.holder, waiter.count, f"no room came free within {seconds:g} s")
+            )
 
     def _leave(self, line: str, waiter: _Waiter) -> None:
         """Take `waiter` out of its line, if it still stands there; who stood behind may be next."""
@@ -183,8 +169,9 @@ class Slots:
                 asyncio.get_running_loop().call_later(seconds + 1, self._serve)
         return Rejected(
             429,
-            f"{what}: {self.in_flight} of {self.cap} are in use and {self.waiting} wait; come back in {seconds} s",
-            code="slots_exhausted",
+            f"{what}: {self.in_flight} of {self.cap} sequences are in flight, {self.waiting} waiting; "
+            f"come back in {seconds} s",
+            code="too_many_in_flight",
             headers={"Retry-After": str(seconds)},
         )
 
@@ -233,7 +220,6 @@ class Slots:
 
     def _grant(self, holder: str, count: int) -> Slot:
         self._add(holder, count)
-        self.taken += 1
         self._refused.pop(holder, None)
         return Slot(self, holder, count)
 
@@ -252,81 +238,20 @@ class Slots:
             del self._held[holder]
 
     async def _grow(self, slot: Slot, count: int) -> None:
-        self._check(count)
         more = count - slot.count
         if not self._lines and self._may_have(slot.holder, count, slot.count):
             self._add(slot.holder, more)
             slot.count = count
             return
-        if not self._queue_length:
-            raise self._refusal(slot.holder, more, f"{more} more slots are asked for than are free")
+        if self._queue is None:
+            raise self._refusal(slot.holder, more, f"there is no room for {count} sequences at once")
         slot.release()
         new = await self._wait(slot.holder, count)
         # The two are one from here on.
         slot.count, new.count = new.count, 0
-        self.taken -= 1
-        self.released -= 1
 
     def _give_back(self, holder: str, count: int) -> None:
         self._remove(holder, count)
-        self.released += 1
         self._pace.release(count, idle=not self.in_flight)
         if self._lines:
             self._serve()
-
-
-def _give_up(future: asyncio.Future[Slot | None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-class _Pace:
-    """Releases a second, exponentially weighted over the recent seconds of work; idle time does not count.
-
-    Before anything was released the rate is unknown: then it is taken that the first release takes as long again as
-    the work has lasted so far.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._since: float | None = None
-        self._worked = 0.0
-        self._weight = 0.0
-        self._refusals = 0.0
-        self._refused_at = clock()
-
-    def start(self) -> None:
-        """The first slot of an empty house is taken."""
-        self._since = self._clock()
-
-    def _pass(self) -> None:
-        """Let the time since the last look fade what was seen before it."""
-        if self._since is not None:
-            now = self._clock()
-            passed, self._since = now - self._since, now
-            self._worked += passed
-            self._weight *= math.exp(-passed / MEMORY_SECONDS)
-
-    def release(self, count: int, idle: bool) -> None:
-        """So many sequences ended; `idle`: they were the last."""
-        self._pass()
-        self._weight += count
-        if idle:
-            self._since = None
-
-    def rate(self) -> float:
-        """Releases a second; more than 0."""
-        self._pass()
-        if not self._weight:
-            return 1 / max(self._worked, 1.0)
-        # What a steady rate of 1 would have left behind by now, so that a short past is not taken for a slow one.
-        return self._weight / max(MEMORY_SECONDS * -math.expm1(-self._worked / MEMORY_SECONDS), 1e-3)
-
-    def refuse(self) -> None:
-        """A request was told to come back."""
-        self._refusals = self.refused() + 1
-        self._refused_at = self._clock()
-
-    def refused(self) -> float:
-        """Those who were told to come back in the recent past, and so are ahead of the next one."""
-        return self._refusals * math.exp((self._refused_at - self._clock()) / MEMORY_SECONDS)

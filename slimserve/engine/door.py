@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from slimserve.admission.config import MAX_BODY_BYTES, Config
+from slimserve.admission.config import Config
 from slimserve.plan import Plan
 
 
@@ -27,20 +28,22 @@ def configure(
     """
     profile, model = plan.subject.profile, plan.subject.model
     admission, policy = profile.admission, profile.policy
-    queue = admission.queue
-    thinks = "thinking" in model.traits
+    optional = {
+        "fair_share": admission.fair_share,
+        "queue": admission.queue,
+        "max_body_bytes": admission.max_body_bytes,
+        "greedy": policy.greedy,
+    }
+    stated: dict[str, Any] = {name: setting.value for name, setting in optional.items() if setting is not None}
+    if "thinking" in model.traits:
+        stated["thinking"] = policy.thinking.value if policy.thinking else "keep"
     return Config(
         max_in_flight=admission.max_in_flight.value,
         max_model_len=profile.engine.max_model_len.value,
-        fair_share=admission.fair_share is not None and admission.fair_share.value,
-        queue_length=queue.value.length if queue else 0,
-        queue_seconds=queue.value.seconds if queue else 1,
-        max_body_bytes=admission.max_body_bytes.value if admission.max_body_bytes else MAX_BODY_BYTES,
-        greedy=policy.greedy.value if policy.greedy else "replace",
-        thinking=(policy.thinking.value if policy.thinking else "keep") if thinks else None,
         efforts=model.reasoning_effort.table() if model.reasoning_effort else {},
         keys_file=None if keys_file is None else str(keys_file),
         key_hashes=dict(key_hashes or {}),
         origins=tuple(origins),
         control=str(control),
+        **stated,
     )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import threading
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from slimserve.accepting import Acceptor
+from slimserve.admission.rejection import Rejected
+from slimserve.admission.replies import closing_answer
 from slimserve.engine.state import Board
 
 if TYPE_CHECKING:
@@ -27,8 +29,6 @@ HEAD_BYTES = 32 << 10
 LINGER_BYTES = 16 << 20
 # Beyond these nobody's request is waited for: descriptors are for watching the engine.
 MOST_CONNECTIONS = 512
-TAKEN_AT_ONCE = 100
-SHORTAGE_SECONDS = 0.2
 CALL_SECONDS = 10.0
 
 T = TypeVar("T")
@@ -43,11 +43,8 @@ class Front:
     """
 
     def __init__(self, listening: socket.socket, board: Board) -> None:
-        self._listening = listening
+        self._acceptor = Acceptor(listening, self._answer)
         self._board = board
-        self._listening.setblocking(False)
-        self._accepting = False
-        self._tasks: set[asyncio.Task[None]] = set()
         self._page: tuple[uvicorn.Server, asyncio.Task[None]] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="slimserve-front")
@@ -77,32 +74,10 @@ class Front:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_SECONDS)
 
     async def _accept(self) -> None:
-        self._accepting = True
-        self._loop.add_reader(self._listening, self._take)
+        self._acceptor.start()
 
     async def _pause(self) -> None:
-        self._accepting = False
-        self._loop.remove_reader(self._listening)
-
-    def _take(self) -> None:
-        """Accept what waits. In one go with its answer begun, so that a `pause` loses no connection in between."""
-        for _ in range(TAKEN_AT_ONCE):
-            try:
-                connection, _ = self._listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return  # the engine, or nobody, has it
-            except OSError:  # no descriptor is left; what waits can wait until some are
-                self._loop.remove_reader(self._listening)
-                self._loop.call_later(SHORTAGE_SECONDS, self._resume)
-                return
-            connection.setblocking(False)
-            task = self._loop.create_task(self._answer(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    def _resume(self) -> None:
-        if self._accepting:
-            self._loop.add_reader(self._listening, self._take)
+        self._acceptor.stop()
 
     async def _finish(self) -> None:
         await self._pause()
@@ -135,7 +110,7 @@ class Front:
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = b""
-        if len(self._tasks) <= MOST_CONNECTIONS:
+        if len(self._acceptor.serving) <= MOST_CONNECTIONS:
             try:
                 async with asyncio.timeout(HEAD_SECONDS):
                     head = await reader.readuntil(b"\r\n\r\n")
@@ -143,7 +118,7 @@ class Front:
                 return  # it went away, and nobody is there to read
             except asyncio.LimitOverrunError:
                 pass
-        writer.write(self._unavailable(with_body=not head.startswith(b"HEAD ")))
+        writer.write(self._unavailable(head))
         async with asyncio.timeout(LINGER_SECONDS):
             await writer.drain()
             writer.write_eof()
@@ -151,17 +126,13 @@ class Front:
             while left > 0 and (data := await reader.read(1 << 16)):
                 left -= len(data)
 
-    def _unavailable(self, with_body: bool) -> bytes:
+    def _unavailable(self, head: bytes) -> bytes:
         status, seconds = self._board.status, self._board.retry_seconds()
-        message = f"the endpoint is {status.state}: {status.reason}; ask again in {seconds} s"
-        error = {"message": message, "type": "server_error", "param": None, "code": f"endpoint_{status.state}"}
-        body = json.dumps({"error": error}).encode()
-        head = (
-            "HTTP/1.1 503 Service Unavailable\r\n"
-            "Content-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n"
-            f"Retry-After: {seconds}\r\n"
-            "Cache-Control: no-store\r\n"
-            "Connection: close\r\n\r\n"
+        method, path, *_ = [*head.decode("latin-1").split(" ", 2), "", ""]
+        unavailable = Rejected(
+            503,
+            f"the endpoint is {status.state}: {status.reason}; ask again in {seconds} s",
+            code=f"endpoint_{status.state}",
+            headers={"Retry-After": str(seconds), "Cache-Control": "no-store"},
         )
-        return head.encode() + (body if with_body else b"")
+        return closing_answer(unavailable, path, with_body=method != "HEAD")

@@ -12,7 +12,6 @@ import tiny_thinker
 from tiny_thinker import EFFORT_TOKENS, END_OF_THOUGHT, MAX_MODEL_LEN, NAME, Answer, Engine
 
 from slimserve.admission.config import Config
-from slimserve.admission.exchange import EXHAUSTED
 from slimserve.admission.notes import Note
 from slimserve.admission.routes import Dialect
 
@@ -105,7 +104,7 @@ def test_the_prompt_is_that_of_a_thinking_model(engine: Engine, dialect: Dialect
     assert asked.status == 200, asked.body
     assert asked.prompt_tokens == plain.prompt_tokens
     assert Note.THINKING_KEPT.text in asked.headers["x-slimserve-note"]
-    assert "x-slimserve-note" not in plain.headers or plain.headers["x-slimserve-note"] == EXHAUSTED.decode()
+    assert "x-slimserve-note" not in plain.headers or plain.headers["x-slimserve-note"] == Note.THINKING_EXHAUSTED.text
 
 
 PLACES = ["reasoning_effort", "reasoning.effort", "output_config.effort", "chat_template_kwargs.reasoning_effort"]
@@ -247,7 +246,8 @@ def test_a_thought_that_ate_the_budget_is_seen(engine: Engine, dialect: Dialect,
     # Hardly warm, the model repeats the token that opened its thought.
     answer = ask(engine, dialect, stream=streamed, temperature=0.06)
     assert answer.status == 200, answer.body
-    assert EXHAUSTED in (answer.body if streamed else answer.headers["x-slimserve-note"].encode())
+    where = answer.body.decode() if streamed else answer.headers["x-slimserve-note"]
+    assert Note.THINKING_EXHAUSTED.text in where
 
 
 @pytest.mark.parametrize(("dialect", "streamed"), [way for way in WAYS if way[0] is not Dialect.ANTHROPIC])
@@ -256,8 +256,8 @@ def test_an_answer_after_the_thought_is_not_taken_for_one(engine: Engine, dialec
     answer = ask(engine, dialect, stream=streamed, logit_bias={str(END_OF_THOUGHT): 100})
     assert answer.status == 200, answer.body
     assert b"</think>" in answer.body
-    assert EXHAUSTED not in answer.body
-    assert EXHAUSTED.decode() not in answer.headers.get("x-slimserve-note", "")
+    assert Note.THINKING_EXHAUSTED.text not in answer.body.decode()
+    assert Note.THINKING_EXHAUSTED.text not in answer.headers.get("x-slimserve-note", "")
 
 
 def test_a_model_that_does_not_think_takes_any_effort(

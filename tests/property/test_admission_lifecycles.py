@@ -7,17 +7,18 @@ import hashlib
 import json
 import logging
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from slimserve.admission import exchange
+from slimserve.admission import exchange, slots
 from slimserve.admission.config import Config
 from slimserve.admission.middleware import Admission
 from slimserve.admission.progress import ENGINE
+from slimserve.profile import Queue
 
 CAP = 16
 LIFECYCLES = 20_000
@@ -112,6 +113,17 @@ class Engine:
                 self.in_flight -= body["n"]
 
 
+class Slot(slots.Slot):
+    """A slot that is remembered, so that what all of them hold can be compared with what is counted."""
+
+    __slots__ = ()
+    all: ClassVar[list[slots.Slot]] = []
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        Slot.all.append(self)
+
+
 class Lives(RuleBasedStateMachine):
     begun = 0
     admitted = 0
@@ -119,6 +131,7 @@ class Lives(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        Slot.all.clear()
         self.loop = asyncio.new_event_loop()
         self.clients: list[Client] = []
         self.engine = Engine()
@@ -130,8 +143,7 @@ class Lives(RuleBasedStateMachine):
             max_in_flight=CAP,
             max_model_len=100,
             fair_share=fair,
-            queue_length=queue,
-            queue_seconds=3600,
+            queue=Queue(length=queue, seconds=3600) if queue else None,
             key_hashes=HASHES,
             thinking="keep",
         )
@@ -200,11 +212,11 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def never_more_than_the_cap(self) -> None:
         if self.door is not None:
-            slots = self.door.slots
-            assert 0 <= slots.in_flight <= CAP
-            assert slots.waiting >= 0
-            assert 0 <= slots.taken - slots.released <= slots.in_flight
-            Lives.longest_line = max(Lives.longest_line, slots.waiting)
+            room = self.door.slots
+            assert 0 <= room.in_flight <= CAP
+            assert room.in_flight == sum(slot.count for slot in Slot.all)
+            assert room.waiting >= 0
+            Lives.longest_line = max(Lives.longest_line, room.waiting)
 
     def teardown(self) -> None:
         for client in self.clients:
@@ -217,17 +229,18 @@ class Lives(RuleBasedStateMachine):
             self.settle()
         assert not self.clients
         assert self.door is not None
-        slots = self.door.slots
-        assert (slots.in_flight, slots.waiting, self.engine.in_flight) == (0, 0, 0)
-        assert slots.taken == slots.released
+        room = self.door.slots
+        assert (room.in_flight, room.waiting, self.engine.in_flight) == (0, 0, 0)
+        assert not any(slot.count for slot in Slot.all)
         assert not ENGINE.waiting
-        Lives.admitted += slots.taken
+        Lives.admitted += len(Slot.all)
         self.settle()
         assert not asyncio.all_tasks(self.loop)
         self.loop.close()
 
 
 def test_after_20_000_lives_nothing_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "Slot", Slot)
     monkeypatch.setattr(exchange, "LISTEN_SECONDS", 0)
     monkeypatch.setattr(exchange, "GRACE_SECONDS", 0)
     logging.getLogger("slimserve.admission").setLevel(logging.CRITICAL)

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import selectors
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from waiting import until
+
+from slimserve.engine.control import Control
+from slimserve.engine.control import Door as State
+
 UPSTREAM = Path(__file__).resolve().parent.parent / "fakes" / "upstream.py"
 DEADLINE_SECONDS = 60.0
-
-
-def until(happened: Callable[[], Any], what: str) -> Any:
-    """Wait for an event with a deadline."""
-    end = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < end:
-        if found := happened():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"{what}: not within {DEADLINE_SECONDS} s")
 
 
 class Answer:
@@ -42,19 +35,6 @@ class Answer:
         return json.loads(self.body)
 
 
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=DEADLINE_SECONDS)
-        self.path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(DEADLINE_SECONDS)
-        self.sock.connect(self.path)
-
-
 class Door:
     """A process with the door in it, open.
 
@@ -66,18 +46,18 @@ class Door:
 
     def __init__(self, folder: Path, settings: dict[str, float] | None = None, loop: str = "uvloop", **config: Any):
         folder.mkdir(exist_ok=True)
-        self.control = str(folder / "control")
+        self.control = Control(folder / "control")
         self.log = folder / "log"
         config = {"max_in_flight": 4, "max_model_len": 4096} | config
-        argv = [sys.executable, str(UPSTREAM), "--control", self.control, "--config", json.dumps(config)]
+        argv = [sys.executable, str(UPSTREAM), "--control", str(self.control.path), "--config", json.dumps(config)]
         for name, value in (settings or {}).items():
             argv += ["--set", f"{name}={value}"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*argv, "--loop", loop], stdout=subprocess.PIPE, stderr=log)
         line = self._line()
         self.port, self.bare = (int(word) for word in line.split()[-2:])
-        until(self._listens, "the control socket")
-        self.tell("accept")
+        until(self._listens)
+        self.control.accept()
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -95,31 +75,20 @@ class Door:
         except OSError:
             return False
 
-    def private(self, method: str, path: str) -> Answer:
-        connection = UnixConnection(self.control)
-        connection.request(method, path)
-        answer = Answer(connection.getresponse())
-        connection.close()
-        return answer
-
-    def tell(self, word: str) -> Any:
-        return self.private("POST", f"/slimserve/{word}").json
-
     @property
-    def state(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self.private("GET", "/slimserve/state").json
-        return answer
+    def state(self) -> State:
+        return self.control.door(DEADLINE_SECONDS)
 
     @property
     def seen(self) -> dict[str, Any]:
         """What the fake engine saw."""
-        answer: dict[str, Any] = self.private("GET", "/fake/state").json
-        return answer
+        seen: dict[str, Any] = json.loads(self.control.ask("GET", "/fake/state")[1])
+        return seen
 
     def empty(self) -> None:
         """Every slot came back."""
-        until(lambda: self.state["in_flight"] == 0 and self.state["waiting"] == 0, "every slot comes back")
-        assert self.state["stalled_seconds"] == 0
+        until(lambda: (self.state.in_flight, self.state.waiting) == (0, 0))
+        assert self.state.stalled_seconds == 0
 
     def ask(
         self,
@@ -153,8 +122,7 @@ class Door:
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
-        if os.path.exists(self.control):
-            os.unlink(self.control)
+        self.control.path.unlink(missing_ok=True)
 
 
 def chat(**fake: Any) -> dict[str, Any]:

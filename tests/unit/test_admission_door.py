@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from admission_support import DEADLINE_SECONDS, Door, chat, receive_all, receive_until, release, request, until
+from admission_support import DEADLINE_SECONDS, Door, chat, receive_all, receive_until, release, request
+from waiting import until
 
 KEYS = {"alice": "sk-slim-alice", "bob": "sk-slim-bob"}
 HASHES = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in KEYS.items()}
@@ -41,11 +42,11 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 
 def busy(door: Door, count: int) -> None:
-    until(lambda: door.state["in_flight"] == count, f"{count} in flight")
+    until(lambda: door.state.in_flight == count)
 
 
 def metrics_of(door: Door) -> dict[str, float]:
-    lines = door.private("GET", "/fake/metrics").body.decode().splitlines()
+    lines = door.control.ask("GET", "/fake/metrics")[1].decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("slimserve_"))
     return {name: float(value) for name, value in pairs}
 
@@ -57,7 +58,7 @@ def test_beyond_the_cap_it_is_429_and_what_was_admitted_completes(door: Door) ->
     assert answer.status == 429
     assert 1 <= int(answer.headers["retry-after"]) <= 60
     assert answer.json["error"]["type"] == "rate_limit_error"
-    assert answer.json["error"]["code"] == "slots_exhausted"
+    assert answer.json["error"]["code"] == "too_many_in_flight"
     assert door.ask(path="/v1/messages").json["type"] == "error"
     for sock in held:
         assert b"[DONE]" in receive_until(sock, b"0\r\n\r\n")
@@ -71,7 +72,7 @@ def test_only_generation_takes_a_slot(door: Door) -> None:
     for path in ("/v1/models", "/health"):
         assert door.ask(path=path, method="GET").status == 200
     assert door.ask(path="/tokenize").status == 200
-    assert door.state["in_flight"] == 4
+    assert door.state.in_flight == 4
     release(held)
     door.empty()
 
@@ -83,7 +84,7 @@ def test_n_and_prompts_take_as_many(door: Door) -> None:
     assert door.ask({"n": 5}).status == 400
     assert door.ask({"prompt": ["a", "b"]}, path="/v1/completions").status == 429
     assert door.ask().status == 200
-    assert door.state["in_flight"] == 3
+    assert door.state.in_flight == 3
     release(held)
     door.empty()
 
@@ -122,12 +123,12 @@ def test_a_client_that_reads_nothing_is_cut_off(door: Door) -> None:
 
 
 def test_a_frozen_engine_shows(door: Door) -> None:
-    assert door.state["stalled_seconds"] == 0
+    assert door.state.stalled_seconds == 0
     sock = door.start(freeze=True)
-    until(lambda: door.state["stalled_seconds"] > 0.3, "a stall that grows")
+    until(lambda: door.state.stalled_seconds > 0.3)
     other = door.start({"stream": True}, chunks=20, interval=0.05)
     receive_until(other, b"data:")
-    assert door.state["stalled_seconds"] < 5  # a chunk is a sign of life
+    assert door.state.stalled_seconds < 5  # a chunk is a sign of life
     release([sock, other])
     door.empty()
 
@@ -185,14 +186,15 @@ def test_a_chunked_body_that_is_changed_gets_a_length(door: Door) -> None:
 
 
 def test_thinking_that_ate_the_budget_shows(door: Door) -> None:
-    before = metrics_of(door)["slimserve_thinking_exhausted_total"]
+    count = 'slimserve_notes_total{note="thinking_exhausted"}'
+    before = metrics_of(door).get(count, 0)
     whole = door.ask(thought=True)
     assert whole.json["choices"][0]["finish_reason"] == "length"
     assert any("whole token budget" in note for note in whole.notes)
     stream = door.ask({"stream": True}, thought=True).body
     comment = stream.index(b"\n\n: thinking used up")
     assert stream.index(b'"length"') < comment < stream.index(b"data: [DONE]")
-    assert metrics_of(door)["slimserve_thinking_exhausted_total"] == before + 2
+    assert metrics_of(door)[count] == before + 2
     assert not door.ask().notes
     assert b"budget" not in door.ask({"stream": True}).body
 
@@ -215,7 +217,7 @@ def test_what_is_counted(make: MakeDoor) -> None:
         name.split('outcome="')[1].rstrip('"}'): value for name, value in seen.items() if "requests_total{" in name
     }
     assert chats == {
-        "ok": 2, "error": 1, "rejected: invalid_body": 1, "rejected: slots_exhausted": 1, "disconnected": 1
+        "ok": 2, "error": 1, "rejected: invalid_body": 1, "rejected: too_many_in_flight": 1, "disconnected": 1
     }  # fmt: skip
     assert seen['slimserve_denied_total{reason="no_such_route"}'] == 1
     assert seen['slimserve_notes_total{note="greedy_replaced"}'] == 1
@@ -232,7 +234,8 @@ def test_drain_and_accept(make: MakeDoor, loop: str) -> None:
     assert kept.getresponse().read()
     stream = door.start({"stream": True}, chunks=10, interval=0.1)
     seen = receive_until(stream, b"data: ")
-    assert door.tell("drain")["accepting"] is False
+    door.control.drain()
+    assert not door.state.accepting
     # Running streams go on, kept connections hear the reason, new ones wait for whoever accepts next.
     kept.request("POST", "/v1/chat/completions", json.dumps(chat()), {"Content-Type": "application/json"})
     answer = kept.getresponse()
@@ -247,10 +250,11 @@ def test_drain_and_accept(make: MakeDoor, loop: str) -> None:
     assert seen.count(b"data: ") == 12
     door.empty()
     assert door.seen["requests"] == 1
-    door.tell("drain")  # again, which changes nothing
-    assert door.tell("accept")["accepting"] is True
+    door.control.drain()  # again, which changes nothing
+    door.control.accept()
+    assert door.state.accepting
     assert b"200 OK" in receive_until(waiting, b"\r\n\r\n")
-    door.tell("accept")
+    door.control.accept()
     assert door.ask().status == 200
     release([stream, waiting])
 
@@ -260,10 +264,10 @@ def test_the_control_socket_needs_no_key_and_no_slot(make: MakeDoor) -> None:
     sock = door.send(request(json.dumps(chat(freeze=True)).encode(), b"x-api-key: sk-slim-bob"))
     busy(door, 1)
     state = door.state
-    assert state.pop("stalled_seconds") >= 0
-    assert state == {"accepting": True, "in_flight": 1, "waiting": 0, "cap": 1}
-    assert door.private("GET", "/metrics").status == 200
-    assert door.private("GET", "/health").status == 200
+    assert (state.accepting, state.in_flight, state.waiting, state.cap) == (True, 1, 0, 1)
+    assert state.stalled_seconds >= 0
+    assert door.control.ask("GET", "/metrics")[0] == 200
+    assert door.control.is_healthy()
     sock.close()
     door.empty()
 
@@ -282,7 +286,7 @@ def test_keys_at_the_door(make: MakeDoor) -> None:
 
 
 def test_shares_by_key(make: MakeDoor) -> None:
-    door = make(key_hashes=HASHES, fair_share=True, queue_length=8, queue_seconds=60)
+    door = make(key_hashes=HASHES, fair_share=True, queue={"length": 8, "seconds": 60})
 
     def start(name: str, **fake: Any) -> socket.socket:
         return door.send(request(json.dumps(chat(**fake)).encode(), b"x-api-key: " + KEYS[name].encode()))
@@ -290,9 +294,9 @@ def test_shares_by_key(make: MakeDoor) -> None:
     heavy = [start("alice", freeze=True) for _ in range(4)]
     busy(door, 4)
     more = [start("alice", freeze=True) for _ in range(2)]
-    until(lambda: door.state["waiting"] == 2, "two in the line")
+    until(lambda: door.state.waiting == 2)
     light = start("bob")
-    until(lambda: door.state["waiting"] == 3, "three in the line")
+    until(lambda: door.state.waiting == 3)
     heavy.pop().close()
     heavy.pop().close()
     assert b"200 OK" in receive_until(light, b"\r\n\r\n")  # although alice's were there first
@@ -301,14 +305,14 @@ def test_shares_by_key(make: MakeDoor) -> None:
 
 
 def test_waiting_instead_of_429(make: MakeDoor) -> None:
-    door = make(max_in_flight=1, queue_length=2, queue_seconds=60)
+    door = make(max_in_flight=1, queue={"length": 2, "seconds": 60})
     first = door.start(freeze=True)
     busy(door, 1)
     second, third = door.start(), door.start()
-    until(lambda: door.state["waiting"] == 2, "two in the line")
+    until(lambda: door.state.waiting == 2)
     assert door.ask().status == 429
     third.close()  # who leaves the line leaves it
-    until(lambda: door.state["waiting"] == 1, "one in the line")
+    until(lambda: door.state.waiting == 1)
     first.close()
     assert b"200 OK" in receive_until(second, b"\r\n\r\n")
     second.close()
@@ -317,7 +321,7 @@ def test_waiting_instead_of_429(make: MakeDoor) -> None:
 
 
 def test_a_wait_that_is_too_long(make: MakeDoor) -> None:
-    door = make(max_in_flight=1, queue_length=2, queue_seconds=1)
+    door = make(max_in_flight=1, queue={"length": 2, "seconds": 1})
     first = door.start(freeze=True)
     busy(door, 1)
     answer = door.ask()

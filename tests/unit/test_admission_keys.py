@@ -164,7 +164,7 @@ def test_anything_else_is_401_and_not_quoted(file: Path, headers: list[tuple[byt
     with pytest.raises(Rejected) as caught:
         Keyring(file, {}).holder(headers)
     assert caught.value.status == 401
-    assert caught.value.kind == "authentication_error"
+    assert caught.value.code == "invalid_api_key"
     assert caught.value.headers == {"WWW-Authenticate": "Bearer"}
     assert "x-api-key: KEY" in caught.value.message
     assert ALICE.lower() not in caught.value.message.lower()

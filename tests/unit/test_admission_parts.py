@@ -68,6 +68,10 @@ def test_a_stall_is_the_engine_s_alone() -> None:
     assert progress.stalled_seconds == 3
 
 
+def one_slot() -> Slots:
+    return Slots(1, fair_share=False, queue=None)
+
+
 def exchange_of(progress: Progress, slots: Slots, receive: Any, send: Any) -> Awaitable[Exchange]:
     async def made() -> Exchange:
         return Exchange(receive, send, b"{}", await slots.take("a"), progress, Metrics(CollectorRegistry()))
@@ -83,7 +87,7 @@ async def never(*_: Any) -> Message:
 def test_a_client_that_does_not_read_is_no_stall() -> None:
     async def case() -> None:
         clock = Clock()
-        progress, slots = Progress(clock), Slots(1)
+        progress, slots = Progress(clock), one_slot()
         reads, blocked = asyncio.Event(), asyncio.Event()
         more = asyncio.Event()
 
@@ -143,7 +147,7 @@ def test_an_engine_that_ignores_everything_loses_the_slot_all_the_same(monkeypat
     monkeypatch.setattr(exchange, "GRACE_SECONDS", 0)
 
     async def case() -> None:
-        progress, slots = Progress(), Slots(1)
+        progress, slots = Progress(), one_slot()
         let_go, cancelled = asyncio.Event(), asyncio.Event()
 
         async def gone() -> Message:
@@ -165,7 +169,7 @@ def test_an_engine_that_ignores_everything_loses_the_slot_all_the_same(monkeypat
         assert not task.done()
         let_go.set()
         await task
-        assert (slots.taken, slots.released, under_way.outcome) == (1, 1, "disconnected")
+        assert (slots.in_flight, under_way.outcome) == (0, "disconnected")
 
     run(case)
 
@@ -207,16 +211,25 @@ def test_the_configuration_comes_from_the_environment(monkeypatch: pytest.Monkey
     assert Admission(never).state["cap"] == 7
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 413, 415, 429, 500, 503])
-def test_the_forms_of_an_error(status: int) -> None:
+KINDS = {
+    400: ("invalid_request_error", "invalid_request_error"),
+    401: ("authentication_error", "authentication_error"),
+    403: ("permission_error", "permission_error"),
+    404: ("not_found_error", "not_found_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_error"),
+    500: ("server_error", "api_error"),
+    503: ("server_error", "overloaded_error"),
+}
+
+
+@pytest.mark.parametrize(("status", "kinds"), KINDS.items())
+def test_the_forms_of_an_error(status: int, kinds: tuple[str, str]) -> None:
     rejected = Rejected(status, "what and why", param="n", code="word")
-    openai = error_body(rejected, "/v1/chat/completions")["error"]
-    assert openai["message"] == "what and why"
-    assert openai["type"].endswith("_error")
-    assert (openai["param"], openai["code"]) == ("n", "word")
+    openai = error_body(rejected, "/v1/chat/completions")
+    assert openai == {"error": {"message": "what and why", "type": kinds[0], "param": "n", "code": "word"}}
     anthropic = error_body(rejected, "/v1/messages/count_tokens")
-    assert anthropic["type"] == "error"
-    assert set(anthropic["error"]) == {"type", "message"}
+    assert anthropic == {"type": "error", "error": {"type": kinds[1], "message": "what and why"}}
 
 
 def test_the_body_is_what_json_says() -> None:
@@ -235,25 +248,6 @@ def listening() -> Any:
 async def ok(scope: Any, receive: Any, send: Any) -> None:
     await send({**START, "headers": [(b"content-length", b"0")]})
     await send(END)
-
-
-def test_newcomers_are_let_in_together(listening: socket.socket) -> None:
-    """Not one in each turn of the loop, which in a flood is long."""
-
-    async def case() -> None:
-        door = Listener(ok, listening.fileno())
-        socks = [socket.create_connection(listening.getsockname()) for _ in range(50)]
-        door.open()
-        turns = 0
-        while len(door.connections) < 50:
-            await asyncio.sleep(0)
-            turns += 1
-        assert turns < 40
-        for sock in socks:
-            sock.close()
-        door.end()
-
-    run(case)
 
 
 def test_a_listener_opens_and_closes_and_keeps_the_socket(listening: socket.socket) -> None:
@@ -285,31 +279,6 @@ def test_a_descriptor_that_is_no_socket() -> None:
     async def case() -> None:
         with open("/dev/null") as file, pytest.raises(OSError, match="socket"):
             Listener(ok, file.fileno()).open()
-
-    run(case)
-
-
-def test_no_descriptor_left_is_waited_out(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "RETRY_SECONDS", 0.01)
-    failures = [OSError(24, "Too many open files")] * 3
-    real = socket.socket.accept
-
-    def accept(self: socket.socket) -> Any:
-        if failures:
-            raise failures.pop()
-        return real(self)
-
-    monkeypatch.setattr(socket.socket, "accept", accept)
-
-    async def case() -> None:
-        door = Listener(ok, listening.fileno())
-        door.open()
-        reader, writer = await asyncio.open_connection(*listening.getsockname())
-        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-        assert not failures
-        writer.close()
-        door.end()
 
     run(case)
 

@@ -463,7 +463,7 @@ def test_notes_fit_a_header() -> None:
     for note in Note:
         assert note.text.isascii()
         assert note.text.isprintable()
-        assert 0 < len(note.text) <= 80
+        assert 0 < len(note.text) <= 120
         assert note.value.isidentifier()
 
 
