@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,10 +9,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
+from slimserve.admission.replies import MOST_RETRY_SECONDS, retry_seconds
 from slimserve.shapes import Between
-
-# Bounds of Retry-After: nobody should ask more often, and nobody who could be served should wait for longer.
-LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1, 60
 
 
 class State(StrEnum):
@@ -125,7 +122,7 @@ class Board:
             rest = backoff + usual.get(State.LOADING, 0.0) + usual.get(State.WARMING, 0.0)
         else:  # it comes back when somebody starts it again
             rest = MOST_RETRY_SECONDS
-        return min(MOST_RETRY_SECONDS, max(LEAST_RETRY_SECONDS, math.ceil(rest)))
+        return retry_seconds(rest)
 
 
 # The way to ready, and the steps on it whose time is worth remembering: those that were gone to the end.

@@ -1,0 +1,63 @@
+"""What is answered while no engine is there."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from slimserve.engine.front import Front
+from slimserve.engine.state import Board, State
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    board = Board()
+    board.move(State.LOADING, "the weights are read")
+    with socket.create_server(("127.0.0.1", 0)) as public:
+        front = Front(public, board)
+        front.accept()
+        yield public.getsockname()[1]
+        front.close()
+
+
+def ask(port: int, method: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, b"{}" if method == "POST" else None)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response, body
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_each_client_is_told_in_its_own_form(port: int, path: str) -> None:
+    response, body = ask(port, "POST", path)
+    assert response.status == 503
+    assert 1 <= int(response.headers["Retry-After"]) <= 60
+    assert response.headers["Cache-Control"] == "no-store"
+    assert response.headers["Content-Type"] == "application/json"
+    answer: dict[str, Any] = json.loads(body)
+    message = answer["error"].pop("message")
+    assert message.startswith("the endpoint is loading: the weights are read; ask again in ")
+    if path == "/v1/messages":
+        assert answer == {"type": "error", "error": {"type": "overloaded_error"}}
+    else:
+        assert answer == {"error": {"type": "server_error", "param": None, "code": "endpoint_loading"}}
+
+
+def test_a_head_has_no_body(port: int) -> None:
+    response, body = ask(port, "HEAD", "/health")
+    assert (response.status, body) == (503, b"")
+    assert int(response.headers["Content-Length"]) > 0
+
+
+@pytest.mark.parametrize("head", [b"", b"nonsense", b"\xff\xfe\x00 \x00", b"GET", b"x" * (64 << 10)])
+def test_whatever_comes_is_answered(port: int, head: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), 60) as sock:
+        sock.sendall(head + b"\r\n\r\n")
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
