@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
         "--machine", type=Path, metavar="FILE", help="judge for the machine that FILE describes (see --doctor --json)"
     )
     result.add_argument(
-        "--set", action="append", metavar="KEY=VALUE", help="plan with another value, as the profile calls it (repeatable)"
+        "--set", action="append", metavar="KEY=VALUE", help="plan with another value of a key (repeatable)"
     )
     result.add_argument("--json", action="store_true", help="machine-readable output, of refusals and errors too")
     return result

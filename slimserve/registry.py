@@ -208,7 +208,7 @@ def _check_references(
         )
         return
     subject = Subject(profile, model, platform)
-    yield from _check_consistency(subject)
+    yield from check_consistency(subject)
     yield from broken(subject)
 
 
@@ -290,7 +290,8 @@ def _check_environment(profile: Profile, reserved: frozenset[str]) -> Iterator[P
             yield Problem(loc, f"environment.{name}", why, "remove it")
 
 
-def _check_consistency(subject: Subject) -> Iterator[Problem]:
+def check_consistency(subject: Subject) -> Iterator[Problem]:
+    """Every way in which a profile contradicts itself, its model or its platform."""
     engine, model, platform = subject.profile.engine, subject.model, subject.platform
     if subject.profile.status == "measured" and not any(s.evidence.receipt for _, s in subject.profile.settings()):
         yield Problem(

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slimserve import paths, weights
 from slimserve.engine import command
-from slimserve.errors import Finding, Refused
+from slimserve.errors import Finding, Refused, raise_if_any
 from slimserve.machine import Machine
-from slimserve.plan import Plan, Verdict, WeightsOnDisk, describe, make_plan, matches
-from slimserve.policies import Subject
+from slimserve.plan import Advice, Plan, Verdict, WeightsOnDisk, describe, make_plan, matches
+from slimserve.policies import Subject, broken
 from slimserve.profile import Profile
-from slimserve.registry import Registry
+from slimserve.registry import Registry, check_consistency
+from slimserve.shapes import Loc, dotted
 from slimserve.weights import Manifest
+from slimserve.yaml_source import read_document
+
+if TYPE_CHECKING:
+    from slimserve.planner.what_if import Change
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,45 @@ class Session:
             Refused: it does not run on this machine.
         """
         subject = self.registry.subject(profile)
-        return make_plan(subject, self.machine, self.weights(subject))
+        return make_plan(subject, self.machine, self.weights(subject), self._advice(profile))
+
+    def what_if(self, profile: Profile, assignments: Sequence[str]) -> tuple[Plan, tuple[Change, ...]]:
+        """The verdict on `profile` with some values replaced, and what was replaced; all of its rules hold still.
+
+        Raises:
+            UsageError: a key that does not exist, or a value that it does not take.
+            Refused: a policy is broken, the profile contradicts itself, or it does not run on this machine.
+        """
+        from slimserve.planner import what_if
+
+        changed, changes = what_if.change(profile, assignments)
+        subject = self.registry.subject(changed)
+        problems = [*check_consistency(subject), *broken(subject)]
+        raise_if_any(Refused, [Finding(one.what, one.why, one.do, "--set") for one in problems])
+        plan = make_plan(subject, self.machine, self.weights(subject), self._advice(profile, changes))
+        return plan, changes
+
+    def _advice(self, profile: Profile, changes: Sequence[Change] = ()) -> Advice:
+        """What a refusal of `profile` can point to: lines of its file, and profiles of the same model that fit."""
+
+        def where(loc: Loc) -> str:
+            key = dotted(loc).removesuffix(".value")
+            if any(change.key == key for change in changes):
+                return "--set"
+            return read_document(self.registry.folder / f"{profile.id}.yaml").where(loc)
+
+        def others() -> tuple[str, ...]:
+            found = []
+            for other in self.registry.profiles.values():
+                platform = self.registry.platforms[other.platform]
+                if other.model == profile.model and other.platform != profile.platform:
+                    with contextlib.suppress(Refused):
+                        nothing = WeightsOnDisk(Path(os.devnull), ready=True, needed_bytes=0)
+                        make_plan(self.registry.subject(other), describe(platform, 0), nothing)
+                        found.append(f"{other.id} ({platform.title})")
+            return tuple(found)
+
+        return Advice(where, others)
 
     def verdicts(self) -> list[Verdict]:
         """The verdict on every profile."""

@@ -11,6 +11,8 @@ from typing import Any
 from slimserve.engine.command import Command
 from slimserve.machine import gib
 from slimserve.plan import Plan, Verdict
+from slimserve.planner.what_if import Change
+from slimserve.show_room import room_lines
 
 WIDTH = 110
 
@@ -40,8 +42,8 @@ def list_text(verdicts: Sequence[Verdict], source: str) -> str:
     return "\n".join(lines)
 
 
-def plan_text(plan: Plan, command: Command) -> str:
-    """The launch and the reason of every setting."""
+def plan_text(plan: Plan, command: Command, changes: Sequence[Change] = ()) -> str:
+    """The launch, how it fills the machine, and the reason of every setting."""
     subject = plan.subject
     profile, model, platform = subject.profile, subject.model, subject.platform
     checkpoint = model.checkpoints[profile.quant]
@@ -54,6 +56,9 @@ def plan_text(plan: Plan, command: Command) -> str:
         f"  machine   {plan.machine.source}: {devices}",
         f"  weights   {plan.weights.folder} ({_weights(plan)})",
         f"  status    {profile.status}",
+        *(f"  what if   {one.key} = {json.dumps(one.after)}, the profile: {json.dumps(one.before)}" for one in changes),
+        "",
+        *room_lines(plan),
         "",
         "command",
         *_command_lines(command.argv),
@@ -79,8 +84,8 @@ def plan_text(plan: Plan, command: Command) -> str:
     return "\n".join(lines)
 
 
-def plan_json(plan: Plan, command: Command) -> dict[str, Any]:
-    """The launch and the reason of every setting as a JSON object."""
+def plan_json(plan: Plan, command: Command, changes: Sequence[Change] = ()) -> dict[str, Any]:
+    """The launch, how it fills the machine, and the reason of every setting as a JSON object."""
     profile = plan.subject.profile
     return {
         "profile": profile.id,
@@ -96,6 +101,10 @@ def plan_json(plan: Plan, command: Command) -> dict[str, Any]:
             "ready": plan.weights.ready,
             "needed_bytes": plan.weights.needed_bytes,
         },
+        "what_if": [{"key": one.key, "profile": one.before, "value": one.after} for one in changes],
+        "memory": [budget.to_json() for budget in plan.room.memory],
+        "capacity": plan.room.capacity.to_json(),
+        "largest": plan.room.largest(),
         "argv": list(command.argv),
         "environment": command.shown_env(),
         "settings": [

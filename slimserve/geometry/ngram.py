@@ -5,6 +5,8 @@ Source: vllm/models/qwen4_exp/nvidia/ngram_embedding.py; flash-next semantics, D
 
 from __future__ import annotations
 
+import functools
+
 from slimserve.errors import Finding, RegistryError
 from slimserve.geometry.layout import round_up
 from slimserve.geometry.shape import Ngram
@@ -24,6 +26,7 @@ def head_sizes(ngram: Ngram, table: int = 0) -> tuple[int, ...]:
     return tuple(sizes[table * ngram.heads :])
 
 
+@functools.cache  # a plan asks for the same table again for each size that it tries
 def rows(ngram: Ngram) -> int:
     """Rows of all tables, each padded as the engine pads it."""
     tables = range(len(ngram.layer_ids))
