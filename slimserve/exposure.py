@@ -1,38 +1,126 @@
-"""What of an endpoint is shown to whom: the host that it listens on, and the web pages that may call it."""
+"""What of an endpoint is shown to whom: its host, the keys that it asks for, and the web pages that may call it."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from slimserve import paths
+from slimserve.admission.keys import API_KEY_VARIABLE, ENVIRONMENT, digest, is_there, is_usable, load
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
 
+Address = tuple[int, int, int, str, tuple[Any, ...]]
 _ORIGIN = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?P<port>:[1-9][0-9]{0,4})?"
 )
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
-def is_loopback(host: str) -> bool:
-    """Whether every address of `host` is one that only this machine can reach.
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys that an endpoint asks for.
+
+    Args:
+        file: the keys file; None: this user has no place for one.
+        awaited: whether the file is not there yet, and counts from the moment in which it is.
+        hashes: name -> SHA-256 of keys that are not in the file.
+    """
+
+    file: Path | None
+    awaited: bool
+    hashes: Mapping[str, str]
+
+    @property
+    def required(self) -> bool:
+        """Whether a key is asked for from the start."""
+        return bool(self.hashes) or (self.file is not None and not self.awaited)
+
+
+def environment_key(environment: Mapping[str, str]) -> str | None:
+    """The key of SLIMSERVE_API_KEY; None when it is unset or empty.
+
+    Raises:
+        UsageError: it could not travel in an HTTP header.
+    """
+    key = environment.get(API_KEY_VARIABLE)
+    if not key:
+        return None
+    if not is_usable(key):
+        why = "it travels in an HTTP header"
+        do = "use 1 to 512 printable ASCII characters without a space, or unset it"
+        raise UsageError(Finding(f"{API_KEY_VARIABLE} is not a usable key", why, do))
+    return key
+
+
+def keys_file(environment: Mapping[str, str]) -> tuple[Path | None, bool]:
+    """The keys file, and whether it counts already: because it is there, or because SLIMSERVE_KEYS names it."""
+    named = bool(environment.get("SLIMSERVE_KEYS"))
+    try:
+        file = paths.keys_file(environment)
+    except UsageError:
+        if named:
+            raise
+        return None, False  # a user without a home folder has no default file in it
+    return file, named or is_there(file)
+
+
+def keys(environment: Mapping[str, str], host: str) -> Keys:
+    """The keys that an endpoint on `host` asks for: on one beyond loopback there is at least one from the start.
+
+    Args:
+        environment: the caller's variables.
+        host: the address that it will listen on.
+
+    Raises:
+        UsageError: SLIMSERVE_API_KEY could not be sent.
+        Refused: the file cannot be used, or the host is beyond loopback and there is no key at all.
+    """
+    key = environment_key(environment)
+    hashes = {} if key is None else {ENVIRONMENT: digest(key)}
+    file, counts = keys_file(environment)
+    known = hashes | (load(file) if file is not None and counts else {})
+    if not known and not is_loopback(host):
+        raise Refused(
+            Finding(
+                f"--host {host} is not loopback, and there is no key",
+                "whoever reaches that address could use the endpoint",
+                "add one with slimserve --add-key NAME, or listen on 127.0.0.1",
+            )
+        )
+    return Keys(file, not counts, hashes)
+
+
+def addresses(host: str, port: int | None = None) -> Sequence[Address]:
+    """The addresses of `host` for TCP, as `socket.getaddrinfo` gives them; of the empty host, every address.
 
     Args:
         host: an address, or a name, which is resolved.
+
+    Raises:
+        Refused: it has none.
+    """
+    try:
+        return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        do = "use 127.0.0.1, or an address that `ip address` shows"
+        raise Refused(Finding(f"the host {host!r} has no address", why, do)) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address of `host` is one that only this machine can reach.
 
     Raises:
         Refused: it has no address.
     """
     if not host:
         return False  # whoever binds to it binds to every address
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        do = "use 127.0.0.1, or an address that `ip address` shows"
-        raise Refused(Finding(f"the host {host!r} has no address", why, do)) from None
-    return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in found)
+    return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in addresses(host))
 
 
 def check_origins(origins: Iterable[str]) -> tuple[str, ...]:

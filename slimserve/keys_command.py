@@ -1,4 +1,4 @@
-"""Keys as an operator handles them: add, remove, list, and what a launch makes of them."""
+"""Keys as an operator handles them: add, remove, list."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slimserve import paths
-from slimserve.admission.keys import ENVIRONMENT, digest, is_usable, load
+from slimserve.admission.keys import API_KEY_VARIABLE, ENVIRONMENT, digest, is_there, load
 from slimserve.errors import Finding, Refused, UsageError
-from slimserve.exposure import is_loopback
+from slimserve.exposure import keys_file
 from slimserve.shapes import nearest
 
-VARIABLE = "SLIMSERVE_API_KEY"
 PREFIX = "sk-slim-"
 SHOWN_DIGITS = 8
 
@@ -25,65 +24,6 @@ SHOWN_DIGITS = 8
 def new_key() -> str:
     """A fresh key: 256 random bits behind a prefix that secret scanners can look for."""
     return PREFIX + secrets.token_urlsafe(32)
-
-
-def environment_key(environment: Mapping[str, str]) -> str | None:
-    """The key of SLIMSERVE_API_KEY; None when it is unset or empty.
-
-    Raises:
-        UsageError: it could not travel in an HTTP header.
-    """
-    key = environment.get(VARIABLE)
-    if not key:
-        return None
-    if not is_usable(key):
-        why = "it travels in an HTTP header"
-        do = "use 1 to 512 printable ASCII characters without a space, or unset it"
-        raise UsageError(Finding(f"{VARIABLE} is not a usable key", why, do))
-    return key
-
-
-def key_settings(environment: Mapping[str, str], host: str) -> tuple[Path | None, dict[str, str]]:
-    """The keys that an endpoint on `host` asks for.
-
-    Args:
-        environment: the caller's variables.
-        host: the address that it will listen on.
-
-    Returns:
-        The keys file, None when there is none, and name -> SHA-256 of the keys of the environment. When both are
-        empty no key is asked for. A file that holds no key admits nobody.
-
-    Raises:
-        UsageError: SLIMSERVE_API_KEY could not be sent.
-        Refused: the file cannot be used, or the host is beyond loopback and there is no key at all.
-    """
-    key = environment_key(environment)
-    hashes = {} if key is None else {ENVIRONMENT: digest(key)}
-    file = _existing(environment)
-    keys = hashes | ({} if file is None else load(file))
-    if not keys and not is_loopback(host):
-        raise Refused(
-            Finding(
-                f"--host {host} is not loopback, and there is no key",
-                "whoever reaches that address could use the endpoint",
-                "add one with slimserve --add-key NAME, or listen on 127.0.0.1",
-            )
-        )
-    return file, hashes
-
-
-def _existing(environment: Mapping[str, str]) -> Path | None:
-    """The keys file; None when nobody has made the default one."""
-    named = bool(environment.get("SLIMSERVE_KEYS"))
-    try:
-        file = paths.keys_file(environment)
-    except UsageError:
-        if named:
-            raise
-        return None  # a user without a home folder has no default file in it
-    # A link into nowhere is there, and is refused as it is read.
-    return file if named or os.path.lexists(file) else None
 
 
 def add(environment: Mapping[str, str], name: str) -> int:
@@ -99,11 +39,11 @@ def add(environment: Mapping[str, str], name: str) -> int:
     """
     if name == ENVIRONMENT:
         raise UsageError(
-            Finding(f"no key may be named {name}", f"that is what {VARIABLE}'s is called", "choose another")
+            Finding(f"no key may be named {name}", f"that is what {API_KEY_VARIABLE}'s is called", "choose another")
         )
     path = paths.keys_file(environment)
     with _locked(path, make=True) as file:
-        if name in (load(file) if os.path.lexists(file) else {}):
+        if name in (load(file) if is_there(file) else {}):
             do = f"choose another name, or run slimserve --remove-key {name} first"
             raise UsageError(Finding(f"there is a key named {name}", "a name means one key", do))
         text = file.read_text("utf-8") if file.exists() else ""
@@ -123,7 +63,7 @@ def remove(environment: Mapping[str, str], name: str) -> int:
         Refused: the file cannot be used or written.
     """
     path = paths.keys_file(environment)
-    if not os.path.lexists(path):
+    if not is_there(path):
         raise UsageError(Finding(f"there is no key named {name}", f"{path} does not exist", "see slimserve --add-key"))
     with _locked(path) as file:
         keys = load(file)
@@ -144,8 +84,9 @@ def listed(environment: Mapping[str, str]) -> dict[str, str]:
     Raises:
         Refused: the file cannot be used.
     """
-    file = _existing(environment)
-    return {} if file is None else {name: hashed[:SHOWN_DIGITS] for name, hashed in load(file).items()}
+    file, counts = keys_file(environment)
+    keys = load(file) if file is not None and counts else {}
+    return {name: hashed[:SHOWN_DIGITS] for name, hashed in keys.items()}
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ def not_empty(value: tuple[object, ...]) -> str | None:
     return None if value else "it must have at least one item"
 
 
-Id = Annotated[str, Matching(r"[a-z0-9][a-z0-9.-]{0,63}", "lower-case letters, digits, dots and hyphens, at most 64")]
+ID_PATTERN = r"[a-z0-9][a-z0-9.-]{0,63}"
+Id = Annotated[str, Matching(ID_PATTERN, "lower-case letters, digits, dots and hyphens, at most 64")]
 
 
 def _is_text(value: str) -> str | None:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from slimserve import keys_command, paths, weights
+from slimserve import exposure, keys_command, paths, weights
+from slimserve.admission.keys import API_KEY_VARIABLE
 from slimserve.engine import command, door, ports
 from slimserve.engine.control import Control
 from slimserve.engine.fetching import Cancelled
 from slimserve.engine.record import control_path
 from slimserve.engine.supervisor import Launch, Supervisor
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
-from slimserve.keys_command import VARIABLE as KEY_VARIABLE
 from slimserve.plan import Plan, disk
 from slimserve.policies import Subject
 from slimserve.profile import Profile
@@ -71,7 +71,7 @@ def chat(session: Session, profile: Profile, host: str, port: int, system: str |
         terminal.check_prompt(prompt)
     if system is not None:
         terminal.check_text(system, "the text behind --system")
-    key = keys_command.environment_key(session.environment)
+    key = exposure.environment_key(session.environment)
     endpoint = terminal.Endpoint(ports.url(host, port), profile.id, key)
 
     def talk() -> int:
@@ -80,16 +80,16 @@ def chat(session: Session, profile: Profile, host: str, port: int, system: str |
         return terminal.chat(endpoint, system=system, stdin=sys.stdin, out=sys.stdout, err=sys.stderr)
 
     presence, found = terminal.find(endpoint)
-    refusal = terminal.unusable(presence, endpoint, key_variable=KEY_VARIABLE)
+    refusal = terminal.unusable(presence, endpoint, key_variable=API_KEY_VARIABLE)
     if refusal is not None:
         raise refusal
     if presence == "serving":
         endpoint = found  # `talk` goes there, without the key when nobody asked for it
         return talk()
-    if endpoint.api_key is None and keys_command.key_settings(session.environment, host)[0] is not None:
+    if endpoint.api_key is None and exposure.keys(session.environment, host).required:
         # The keys file holds hashes, none of which opens anything: this chat makes a key that lives as long as it.
         endpoint = replace(endpoint, api_key=keys_command.new_key())
-        session = replace(session, environment={**session.environment, KEY_VARIABLE: endpoint.api_key or ""})
+        session = replace(session, environment={**session.environment, API_KEY_VARIABLE: endpoint.api_key or ""})
     engine = launch(session, profile, host, port)
     say("this chat owns the endpoint: it stops when you leave")
     with engine:
@@ -138,7 +138,7 @@ def launch(
     Raises:
         Refused: it must not run here.
     """
-    keys_file, key_hashes = keys_command.key_settings(session.environment, host)
+    keys = exposure.keys(session.environment, host)
     plan = session.plan(profile)
     _require_engine(plan.subject)
     _refuse_verification(profile)
@@ -146,7 +146,7 @@ def launch(
         say(note)
     run_folder = paths.runs_folder(session.environment) / f"{time.strftime('%Y%m%d-%H%M%S')}-{profile.id}-{os.getpid()}"
     control = control_path(run_folder)
-    admission = door.configure(plan, control=control, keys_file=keys_file, key_hashes=key_hashes, origins=origins)
+    admission = door.configure(plan, control=control, keys=keys, origins=origins)
     built = command.build(plan, admission, cache=session.cache, user_environment=session.environment)
     for note in built.notes:
         say(note)

@@ -10,7 +10,7 @@ from typing import Annotated
 from slimserve.profile import Count, Greedy, Id, Line, Queue, Thinking
 from slimserve.shapes import Between, Matching, ShapeError, build, plain
 
-VARIABLE = "SLIMSERVE_ADMISSION"
+ADMISSION_VARIABLE = "SLIMSERVE_ADMISSION"
 # What the supervisor asks over the control socket, and orders there.
 STATE_PATH = "/slimserve/state"
 ACCEPT_PATH = "/slimserve/accept"
@@ -33,6 +33,7 @@ class Config:
         thinking: what becomes of a request without thinking; None: the model does not think.
         efforts: `reasoning_effort` as clients say it -> as the template knows it.
         keys_file: file of named key hashes (`keys`).
+        keys_file_awaited: whether it need not be there yet, and counts from the moment in which it is.
         key_hashes: name -> sha256 of further keys, from the environment.
         origins: origins that browsers may call from; none: CORS is off.
         control: path of the unix socket on which the supervisor speaks; what comes over it needs no key and no slot.
@@ -48,6 +49,7 @@ class Config:
     thinking: Thinking | None = None
     efforts: dict[Line, Line] = field(default_factory=dict)
     keys_file: Line | None = None
+    keys_file_awaited: bool = False
     key_hashes: dict[Id, Sha256] = field(default_factory=dict)
     origins: tuple[Line, ...] = ()
     control: Line | None = None
@@ -64,10 +66,10 @@ def from_environment(environment: Mapping[str, str]) -> Config:
     Raises:
         ValueError: the variable is missing, no JSON, or not of this shape.
     """
-    text = environment.get(VARIABLE)
+    text = environment.get(ADMISSION_VARIABLE)
     if text is None:
-        raise ValueError(f"{VARIABLE} is not set: the door is configured by whoever launches the engine")
+        raise ValueError(f"{ADMISSION_VARIABLE} is not set: the door is configured by whoever launches the engine")
     try:
         return build(Config, json.loads(text))
     except ShapeError as error:
-        raise ValueError(f"{VARIABLE}: {'; '.join(str(problem) for problem in error.problems)}") from None
+        raise ValueError(f"{ADMISSION_VARIABLE}: {'; '.join(str(problem) for problem in error.problems)}") from None

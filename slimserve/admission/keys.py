@@ -10,7 +10,8 @@ one round of SHA-256 serves as well as a slow password hash would; it also costs
 A running door looks into the file at most once a second, so a key that is added or removed counts from then on. A file
 that is then missing, wrong or open to others changes nothing: the last good keys stay, and the log says so once. The
 other way, a slip of the editor would lock everybody out; whoever revokes a key sees in `--list-keys` that it is gone.
-A door that starts beside such a file knows no key of it, and admits nobody by it until it is mended.
+A door that starts beside such a file knows no key of it, and admits nobody by it until it is mended. A file that
+was not there at the launch is waited for: until it is there none of its keys is asked for, and from then on one is.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from pathlib import Path
 
 from slimserve.admission.rejection import Rejected
 from slimserve.errors import Finding, Refused, SlimserveError
+from slimserve.profile import ID_PATTERN
 
 REREAD_SECONDS = 1.0
 MAX_FILE_BYTES = 1 << 20
 MAX_KEY_BYTES = 512
-# The name of the key that comes from the environment; no key of the file may have it.
+# One more key, and its name; no key of the file may have that.
+API_KEY_VARIABLE = "SLIMSERVE_API_KEY"
 ENVIRONMENT = "environment"
 
-_NAME = "[a-z0-9][a-z0-9.-]{0,63}"  # as the registry's ids are
-_LINE = re.compile(rf"({_NAME})[ \t]+sha256:([0-9a-f]{{64}})(?:[ \t]+#.*)?")
+_LINE = re.compile(rf"({ID_PATTERN})[ \t]+sha256:([0-9a-f]{{64}})(?:[ \t]+#.*)?")
 _KEY = re.compile(f"[!-~]{{1,{MAX_KEY_BYTES}}}")
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ log = logging.getLogger(__name__)
 
 def is_name(text: str) -> bool:
     """Whether a key may be called that."""
-    return re.fullmatch(_NAME, text) is not None
+    return re.fullmatch(ID_PATTERN, text) is not None
 
 
 def is_usable(key: str) -> bool:
@@ -85,7 +87,7 @@ def parse(text: str, where: Path) -> dict[str, str]:
             continue
         name, hashed = match.groups()
         if name == ENVIRONMENT:
-            wrong(number, f"a key is named {name}", "that is the name of SLIMSERVE_API_KEY's", "give it another name")
+            wrong(number, f"a key is named {name}", f"that is the name of {API_KEY_VARIABLE}'s", "give it another name")
         elif name in keys:
             wrong(number, f"there are two keys named {name}", "a name means one key", "rename or remove one of them")
         elif hashed in keys.values():
@@ -95,6 +97,17 @@ def parse(text: str, where: Path) -> dict[str, str]:
     if findings:
         raise Refused(*findings)
     return keys
+
+
+def is_there(path: Path) -> bool:
+    """Whether something has the file's name, be it a link into nowhere; so it is too when that cannot be known."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def load(path: Path) -> dict[str, str]:
@@ -140,6 +153,7 @@ class Keyring:
     Args:
         keys_file: the file, read again as it changes; None: there is none.
         hashes: name -> 64 hex digits of keys that are not in the file.
+        awaited: whether the file need not be there yet, and counts from the moment in which it is.
         origins: of the web pages that may call where no key is asked for.
         clock: seconds, monotonic.
     """
@@ -149,10 +163,12 @@ class Keyring:
         keys_file: Path | None,
         hashes: Mapping[str, str],
         *,
+        awaited: bool = False,
         origins: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.required = keys_file is not None or bool(hashes)
+        self.required = bool(hashes)
+        self._awaited = awaited
         self._origins = frozenset(origin.encode() for origin in origins)
         self._file = keys_file
         self._fixed = [(name, hashed.encode()) for name, hashed in hashes.items()]
@@ -173,12 +189,13 @@ class Keyring:
             Rejected: 401, there is no key or not one that counts; 403, no key is asked for, and a web page calls that
                 was not named.
         """
+        keys = self._current()
         if not self.required:
             self._refuse_strange_pages(headers)
             return None
         presented = hashlib.sha256(_presented(headers)).hexdigest().encode()
         found = None
-        for name, hashed in self._current():  # all of them, so that the time tells nothing about which
+        for name, hashed in keys:  # all of them, so that the time tells nothing about which
             if hmac.compare_digest(presented, hashed):
                 found = name
         if found is None:
@@ -202,6 +219,9 @@ class Keyring:
         if self._file is None or self._clock() < self._due:
             return self._keys
         self._due = self._clock() + REREAD_SECONDS
+        if self._awaited and not is_there(self._file):
+            return self._keys
+        self._awaited, self.required = False, True  # for good: who takes the file away opens nothing
         try:
             text = _read(self._file)
             if text != self._text:

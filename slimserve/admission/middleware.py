@@ -90,7 +90,8 @@ class Admission:
         self.accepting = config.listen_fd is None
         self._app = app
         keys_file = Path(config.keys_file) if config.keys_file else None
-        self._keyring = Keyring(keys_file, config.key_hashes, origins=config.origins)
+        awaited, origins = config.keys_file_awaited, config.origins
+        self._keyring = Keyring(keys_file, config.key_hashes, awaited=awaited, origins=origins)
         self._metrics = shared()
         self._metrics.show(self.slots, ENGINE)
         self._listener: Listener | None = None

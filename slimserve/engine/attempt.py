@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from slimserve.admission.config import VARIABLE, Config
+from slimserve.admission.config import ADMISSION_VARIABLE, Config
 from slimserve.engine import ending, ports, procfs, stop_signals, waiting
 from slimserve.engine.control import Control, Unanswerable
 from slimserve.engine.entry import PARENT
@@ -103,7 +103,7 @@ class Attempt:
         folder.clear()
         tag = secrets.token_hex(16)
         door = replace(launch.admission, control=str(launch.control), listen_fd=listening.fileno())
-        env = {**launch.env, VARIABLE: door.to_text(), PARENT: str(os.getpid()), procfs.TAG: tag}
+        env = {**launch.env, ADMISSION_VARIABLE: door.to_text(), PARENT: str(os.getpid()), procfs.TAG: tag}
         self._started = time.monotonic()
         try:
             self._process = EngineProcess(launch.argv, env, folder.log_path, (listening.fileno(),))

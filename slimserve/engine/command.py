@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slimserve.admission.config import STATE_PATH, VARIABLE, Config
+from slimserve.admission.config import ADMISSION_VARIABLE, STATE_PATH, Config
+from slimserve.admission.keys import API_KEY_VARIABLE
 from slimserve.plan import Plan
 from slimserve.policies import BY_ID
 from slimserve.shapes import plain
@@ -50,7 +51,7 @@ OWNED = frozenset(
     {
         *CACHES,
         "VLLM_API_KEY",
-        VARIABLE,
+        ADMISSION_VARIABLE,
         *(name for name, _, _ in FIXED_ENVIRONMENT),
         "VLLM_WORKER_MULTIPROC_METHOD",
         "CUDA_VISIBLE_DEVICES",
@@ -65,7 +66,6 @@ PASSED = frozenset(
 # Variables that would have configured the engine; dropping one of them is said aloud.
 _TELLING = tuple("VLLM_ NCCL_ CUDA_ TORCH PYTORCH_ TRITON_ FLASHINFER_ OMP_ KMP_ MKL_ GLOO_ HF_ TRANSFORMERS_".split())
 _ALSO_TELLING = frozenset({"PYTHONPATH", "LD_PRELOAD", "TMPDIR"})
-_OWN_KEY = "SLIMSERVE_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Command:
     def shown_env(self) -> dict[str, str]:
         """The environment that slimserve adds, for printing: passed variables and hashes of keys are left out."""
         ours = {name: value for name, value in self.env.items() if name not in PASSED}
-        return {**ours, VARIABLE: replace(self.admission, key_hashes={}).to_text()}
+        return {**ours, ADMISSION_VARIABLE: replace(self.admission, key_hashes={}).to_text()}
 
 
 def build(plan: Plan, admission: Config, *, cache: Path, user_environment: Mapping[str, str]) -> Command:
@@ -193,7 +193,7 @@ def _environment(plan: Plan, cache: Path) -> dict[str, str]:
 def _dropped(user: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(user):
         # CUDA_VISIBLE_DEVICES was heeded when the machine was read: the plan chose among the devices that it shows.
-        if name in PASSED or name in (_OWN_KEY, "CUDA_VISIBLE_DEVICES"):
+        if name in PASSED or name in (API_KEY_VARIABLE, "CUDA_VISIBLE_DEVICES"):
             continue
         if name in ours and user[name] != ours[name]:
             yield f"your {name} is overridden = {ours[name]!r}: the profile decides"

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slimserve.admission.config import Config
 from slimserve.plan import Plan
+
+if TYPE_CHECKING:
+    from slimserve.exposure import Keys
 
 
 def configure(
     plan: Plan,
     *,
     control: Path,
-    keys_file: Path | None = None,
-    key_hashes: Mapping[str, str] | None = None,
+    keys: Keys | None = None,
     origins: Sequence[str] = (),
 ) -> Config:
     """The door of one launch; the listening socket is added when there is one.
@@ -23,7 +25,7 @@ def configure(
     Args:
         plan: the verdict.
         control: the engine's unix socket.
-        keys_file, key_hashes: the keys that are asked for (`keys_command.key_settings`).
+        keys: those that are asked for; None: none ever is.
         origins: origins of web pages that may call.
     """
     profile, model = plan.subject.profile, plan.subject.model
@@ -41,8 +43,9 @@ def configure(
         max_in_flight=admission.max_in_flight.value,
         max_model_len=profile.engine.max_model_len.value,
         efforts=model.reasoning_effort.table() if model.reasoning_effort else {},
-        keys_file=None if keys_file is None else str(keys_file),
-        key_hashes=dict(key_hashes or {}),
+        keys_file=None if keys is None or keys.file is None else str(keys.file),
+        keys_file_awaited=keys is not None and keys.awaited,
+        key_hashes={} if keys is None else dict(keys.hashes),
         origins=tuple(origins),
         control=str(control),
         **stated,

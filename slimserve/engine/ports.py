@@ -11,6 +11,7 @@ from slimserve.engine import procfs
 from slimserve.engine.endpoints import Endpoint
 from slimserve.engine.state import moment
 from slimserve.errors import Finding, Refused
+from slimserve.exposure import addresses
 
 # Connections that the kernel keeps while nobody accepts: a flood of them during a hand-over must not be refused.
 BACKLOG = 2048
@@ -41,16 +42,7 @@ def listen(host: str, port: int, ours: Iterable[Endpoint] = ()) -> socket.socket
     Raises:
         Refused: the port is taken, needs rights that we lack, or the host is no address of this machine.
     """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, 0, socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise Refused(
-            Finding(
-                f"the host {host!r} has no address: {error.strerror}",
-                "the endpoint listens on an address of this machine",
-                "use 127.0.0.1, or an address that `ip address` shows",
-            )
-        ) from error
+    family, kind, protocol, _, address = addresses(host, port)[0]
     if _is_reserved(family, address, port):
         raise Refused(
             Finding(

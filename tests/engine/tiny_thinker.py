@@ -23,7 +23,7 @@ from typing import Any
 
 from server_support import ROOT, free_port
 
-from slimserve.admission.config import VARIABLE, Config
+from slimserve.admission.config import ADMISSION_VARIABLE, Config
 
 NAME = "tiny-thinker"
 MAX_MODEL_LEN = 512
@@ -149,7 +149,7 @@ def serving(model: Path, home: Path, door: Config, *arguments: str, seconds: flo
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        VARIABLE: door.to_text(),
+        ADMISSION_VARIABLE: door.to_text(),
     }
     command = [sys.executable, "-P", "-m", "slimserve.engine.entry", "--model", str(model)]
     command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]

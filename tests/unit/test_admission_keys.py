@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from pathlib import Path
@@ -10,23 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keys_support import ALICE, BOB, line, write
 
 from slimserve.admission.keys import Keyring, digest, load
 from slimserve.admission.rejection import Rejected
 from slimserve.errors import Refused
 
 ROOT = Path(__file__).resolve().parents[2]
-ALICE, BOB = "sk-slim-alice", "sk-slim-bob"
-
-
-def line(name: str, key: str) -> str:
-    return f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}\n"
-
-
-def write(path: Path, text: str | bytes, mode: int = 0o600) -> Path:
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    path.chmod(mode)
-    return path
 
 
 def bearer(key: str) -> list[tuple[bytes, bytes]]:
@@ -265,3 +254,63 @@ def test_a_door_that_starts_beside_a_wrong_file_admits_nobody_until_it_is_mended
     file.chmod(0o600)
     clock.now += 1
     assert admits(ring, ALICE)
+
+
+# A file that was not there at the launch.
+
+
+def test_the_first_key_counts_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock, file = Clock(), tmp_path / "config" / "keys"
+    ring = Keyring(file, {}, awaited=True, clock=clock)
+    assert not ring.required
+    assert ring.holder([]) is None
+    assert caplog.text == ""
+    file.parent.mkdir()
+    write(file, line("alice", ALICE))
+    clock.now += 1
+    with pytest.raises(Rejected):
+        ring.holder([])
+    assert ring.required
+    assert ring.holder(bearer(ALICE)) == "alice"
+    file.unlink()
+    clock.now += 1
+    assert admits(ring, ALICE)
+    assert not admits(ring, BOB)
+    with pytest.raises(Rejected):
+        ring.holder([])
+
+
+def test_the_key_of_the_environment_stands_alone_until_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock, file = Clock(), tmp_path / "keys"
+    ring = Keyring(file, {"environment": digest("sk-env")}, awaited=True, clock=clock)
+    assert ring.required
+    assert admits(ring, "sk-env")
+    assert not admits(ring, ALICE)
+    assert caplog.text == ""
+    write(file, line("alice", ALICE))
+    clock.now += 1
+    assert admits(ring, ALICE)
+    assert admits(ring, "sk-env")
+
+
+@pytest.mark.parametrize("harm", ["garbage", "open", "a link into nowhere"])
+def test_a_first_file_that_is_wrong_admits_nobody(tmp_path: Path, harm: str) -> None:
+    clock, file = Clock(), tmp_path / "keys"
+    ring = Keyring(file, {}, awaited=True, clock=clock)
+    if harm == "a link into nowhere":
+        file.symlink_to(tmp_path / "nowhere")
+    else:
+        write(file, "garbage" if harm == "garbage" else line("alice", ALICE), 0o644 if harm == "open" else 0o600)
+    clock.now += 1
+    assert not admits(ring, ALICE)
+    with pytest.raises(Rejected):
+        ring.holder([])
+
+
+def test_a_file_that_was_there_at_the_launch_and_is_gone_as_the_engine_starts_again_opens_nothing(
+    tmp_path: Path,
+) -> None:
+    ring = Keyring(tmp_path / "keys", {})
+    assert ring.required
+    with pytest.raises(Rejected):
+        ring.holder([])

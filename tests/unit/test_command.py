@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimserve.admission.config import VARIABLE, Config
+from slimserve.admission.config import ADMISSION_VARIABLE, Config
 from slimserve.engine import door
 from slimserve.engine.command import OWNED, PASSED, Command, build, flags
+from slimserve.exposure import Keys
 from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan
 from slimserve.registry import load_registry
 
@@ -78,7 +79,7 @@ def test_the_environment_of_the_profile_wins_and_says_so(plan: Plan) -> None:
 
 
 def test_hashes_of_keys_are_in_no_argv_and_not_shown(plan: Plan) -> None:
-    built = made(plan, key_hashes={"environment": HASH})
+    built = made(plan, keys=Keys(None, True, {"environment": HASH}))
     assert built.admission.key_hashes == {"environment": HASH}
     for seen in (built.argv, built.shown_env(), built.env, built.notes, built.rows):
         assert HASH not in str(seen)
@@ -104,7 +105,7 @@ def test_no_port_no_origins_no_remote_code_one_server(plan: Plan) -> None:
 def test_the_door_is_what_the_profile_says(plan: Plan) -> None:
     profile, model = plan.subject.profile, plan.subject.model
     file = Path("/etc/keys")
-    got = made(plan, keys_file=file, origins=("https://example.org",)).admission
+    got = made(plan, keys=Keys(file, False, {}), origins=("https://example.org",)).admission
     assert got.max_in_flight == profile.admission.max_in_flight.value
     assert got.max_model_len == profile.engine.max_model_len.value
     assert (got.control, got.keys_file, got.origins) == (str(CONTROL), str(file), ("https://example.org",))
@@ -118,7 +119,7 @@ def test_what_the_engine_and_its_door_are_told_has_reasons(plan: Plan) -> None:
     reasons = {row.key: row.evidence for row in built.rows}
     assert reasons["uds"] == "policy: loopback"
     assert reasons["middleware"] == "policy: in-flight-cap"
-    assert VARIABLE in built.shown_env()
+    assert ADMISSION_VARIABLE in built.shown_env()
 
 
 def test_devices_are_named_by_uuid(plan: Plan) -> None:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from keys_support import ALICE, line, write
 
-from slimserve import keys_command, paths
+from slimserve import paths
 from slimserve.admission.keys import digest
 from slimserve.errors import Refused, UsageError
-from slimserve.exposure import check_origins
+from slimserve.exposure import Keys, check_origins, keys
 
 ROOT = Path(__file__).resolve().parents[2]
-ALICE, BOB = "sk-slim-alice", "sk-slim-bob"
-
-
-def line(name: str, key: str) -> str:
-    return f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}\n"
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text)
-    path.chmod(0o600)
-    return path
 
 
 @pytest.fixture
@@ -34,55 +23,72 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def test_what_a_launch_asks_for(environment: dict[str, str], tmp_path: Path) -> None:
-    settings = keys_command.key_settings
+    default = paths.keys_file(environment)
     file = write(tmp_path / "keys", line("alice", ALICE))
     with_key = {**environment, "SLIMSERVE_API_KEY": "sk-env"}
     with_file = {**environment, "SLIMSERVE_KEYS": str(file)}
-    assert settings(environment, "127.0.0.1") == (None, {})
-    assert settings({**environment, "SLIMSERVE_API_KEY": ""}, "::1") == (None, {})
-    assert settings(with_key, "127.0.0.1") == (None, {"environment": digest("sk-env")})
-    assert settings(with_key, "0.0.0.0") == (None, {"environment": digest("sk-env")})
-    assert settings(with_file, "::") == (file, {})
-    assert settings(with_file | with_key | {"SLIMSERVE_KEYS": str(file)}, "::")[0] == file
+    from_environment = {"environment": digest("sk-env")}
+    none, one = Keys(default, True, {}), Keys(default, True, from_environment)
+    assert (none.required, one.required) == (False, True)
+    assert keys(environment, "127.0.0.1") == none
+    assert keys({**environment, "SLIMSERVE_API_KEY": ""}, "::1") == none
+    assert keys(with_key, "127.0.0.1") == keys(with_key, "0.0.0.0") == one
+    assert keys(with_file, "::") == keys(with_file, "::1") == Keys(file, False, {})
+    assert keys(with_file, "::").required
+    assert keys(with_file | with_key | {"SLIMSERVE_KEYS": str(file)}, "::") == Keys(file, False, from_environment)
+    default.parent.mkdir(parents=True)
+    write(default, line("alice", ALICE))
+    assert keys(environment, "127.0.0.1") == Keys(default, False, {})
+
+
+def test_a_folder_that_cannot_be_looked_into_hides_no_keys(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "lstat", refuse)
+    with pytest.raises(Refused, match="cannot be read"):
+        keys(environment, "127.0.0.1")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "0", "fe80::1", "2001:db8::1"])
 def test_beyond_loopback_takes_a_key(environment: dict[str, str], tmp_path: Path, host: str) -> None:  # C9
     for more in ({}, {"SLIMSERVE_KEYS": str(write(tmp_path / "empty", "# nobody\n"))}):
         with pytest.raises(Refused, match=r"is not loopback, and there is no key(.|\n)*--add-key"):
-            keys_command.key_settings(environment | more, host)
+            keys(environment | more, host)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "127.1"])
 def test_loopback_takes_none(environment: dict[str, str], host: str) -> None:
-    assert keys_command.key_settings(environment, host) == (None, {})
+    assert not keys(environment, host).required
 
 
 def test_a_host_without_an_address_is_refused(environment: dict[str, str]) -> None:
     for host in ("nowhere.invalid", "a" * 300, "1.2.3.4.5"):
         with pytest.raises(Refused, match="has no address"):
-            keys_command.key_settings(environment, host)
+            keys(environment, host)
 
 
 def test_a_file_that_was_named_has_to_be_there(environment: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be read"):
-        keys_command.key_settings({**environment, "SLIMSERVE_KEYS": str(tmp_path / "none")}, "127.0.0.1")
+        keys({**environment, "SLIMSERVE_KEYS": str(tmp_path / "none")}, "127.0.0.1")
     default = paths.keys_file(environment)
     default.parent.mkdir(parents=True)
     default.symlink_to(tmp_path / "none")
     with pytest.raises(Refused, match="cannot be read"):
-        keys_command.key_settings(environment, "127.0.0.1")
+        keys(environment, "127.0.0.1")
 
 
 def test_a_user_without_a_home_has_no_default_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000_001)
-    assert keys_command.key_settings({}, "127.0.0.1") == (None, {})
+    assert keys({}, "127.0.0.1") == Keys(None, True, {})
 
 
 @pytest.mark.parametrize("key", [" ", "secret words", "line\nbreak", "\u00fcber", "a" * 513, "\x7f", "\udcff"])
 def test_a_key_of_the_environment_that_cannot_travel_is_refused(key: str) -> None:
     with pytest.raises(UsageError) as caught:
-        keys_command.key_settings({"SLIMSERVE_API_KEY": key}, "127.0.0.1")
+        keys({"SLIMSERVE_API_KEY": key}, "127.0.0.1")
     assert "SLIMSERVE_API_KEY is not a usable key" in str(caught.value)
     assert not key.strip() or key not in str(caught.value)
 
@@ -136,7 +142,7 @@ def test_a_chat_that_starts_its_endpoint_beside_a_keys_file_makes_itself_a_key(
         def check(self) -> None: ...
 
     def launch(session: Any, *arguments: object) -> Engine:
-        seen["hashes"] = keys_command.key_settings(session.environment, "127.0.0.1")[1]
+        seen["hashes"] = keys(session.environment, "127.0.0.1").hashes
         return Engine()
 
     def ask(endpoint: Any, *arguments: object, **options: object) -> int:

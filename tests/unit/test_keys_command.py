@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import subprocess
@@ -11,22 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from keys_support import ALICE, BOB, line, write
 
 from slimserve import paths
 from slimserve.admission.keys import digest, is_usable, load
 
 ROOT = Path(__file__).resolve().parents[2]
-ALICE, BOB = "sk-slim-alice", "sk-slim-bob"
-
-
-def line(name: str, key: str) -> str:
-    return f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}\n"
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text)
-    path.chmod(0o600)
-    return path
 
 
 @pytest.fixture
