@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("-p", "--prompt", metavar="TEXT", help="one question: the answer alone goes to stdout")
     chat.add_argument("--system", metavar="TEXT", help="system prompt of the conversation")
     place = result.add_argument_group("where")
-    place.add_argument("--port", type=_port, metavar="N", help=f"TCP port on loopback (default {DEFAULT_PORT})")
+    place.add_argument("--port", type=_port, metavar="N", help=f"TCP port of the endpoint (default {DEFAULT_PORT})")
     place.add_argument("--host", metavar="ADDRESS", help="address to listen on (default 127.0.0.1; others take a key)")
     place.add_argument("--page-port", type=_page_port, metavar="N", help="of the operator page; 0: none (default 8001)")
     place.add_argument(
@@ -203,6 +203,9 @@ def _check_usage(args: argparse.Namespace) -> None:
             raise Refused(Finding(f"--host {args.host} is not loopback", why, "leave it out, or use --serve"))
     args.host = DEFAULT_HOST if args.host is None else args.host
     args.port = DEFAULT_PORT if args.port is None else args.port
+    if args.page_port == args.port:
+        what = f"--page-port {args.page_port} is the endpoint's own port"
+        raise UsageError(Finding(what, "the page listens beside it", "give it another one, or 0 for no page"))
     if args.origin is not None:
         from slimserve.exposure import check_origins
 
@@ -246,7 +249,7 @@ def _plan(args: argparse.Namespace, session: Session, profile: Profile) -> int:
     from slimserve.engine.record import control_path
 
     plan, changes = session.what_if(profile, args.set) if args.set else (session.plan(profile), ())
-    # The folder of a run is named by its start; what would run differs from what runs in nothing else.
+    # The folder of a run is named by its start; keys, origins and the listening socket come with a launch.
     control = control_path(paths.runs_folder(session.environment) / profile.id)
     admission = door.configure(plan, control=control)
     built = command.build(plan, admission, cache=session.cache, user_environment=session.environment)
@@ -277,7 +280,7 @@ def _keys(args: argparse.Namespace) -> int:
     if args.remove_key:
         return keys_command.remove(os.environ, args.remove_key)
     keys = keys_command.listed(os.environ)
-    data = [{"name": name, "sha256": digits} for name, digits in keys.items()]
+    data = [{"name": name, "sha256_prefix": digits} for name, digits in keys.items()]
     return _emit(args, data, lambda: "\n".join(f"{digits}  {name}" for name, digits in keys.items()) or "no keys")
 
 

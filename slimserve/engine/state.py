@@ -14,26 +14,25 @@ from slimserve.shapes import Between
 
 
 class State(StrEnum):
-    """The states of an endpoint, in the order in which a good life passes them."""
+    """The states of an endpoint, in the order in which a good life passes them; `meaning` says what happens there."""
 
-    STARTING = "starting"
-    """the place is checked and the port taken"""
-    FETCHING = "fetching"
-    """weights are downloaded or verified"""
-    LOADING = "loading"
-    """the engine loads, until its `/health` answers"""
-    WARMING = "warming"
-    """from there to the first token of a real completion"""
-    READY = "ready"
-    """requests are answered"""
-    DRAINING = "draining"
-    """no new work; what runs may finish"""
-    RESTARTING = "restarting"
-    """the engine ended or froze; the next start waits out its backoff"""
-    FAILED = "failed"
-    """it crashed too often; the endpoint says so until it is stopped"""
-    STOPPED = "stopped"
-    """nothing of it runs any more"""
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> State:
+        """A member with both of its words."""
+        state = str.__new__(cls, value)
+        state._value_, state.meaning = value, meaning
+        return state
+
+    STARTING = "starting", "the place is checked, the port is taken"
+    FETCHING = "fetching", "weights are downloaded or verified"
+    LOADING = "loading", "the engine loads, until its `/health` answers"
+    WARMING = "warming", "from there to the first token of a real completion"
+    READY = "ready", "requests are answered by the engine"
+    DRAINING = "draining", "told to stop: no new work, what runs may finish"
+    RESTARTING = "restarting", "the engine crashed or froze; the next start is due"
+    FAILED = "failed", "it crashed too often; the endpoint says so until it is stopped"
+    STOPPED = "stopped", "nothing of it runs any more"
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,7 @@ def test_an_alias_that_fits_nothing_names_what_it_stands_for(environment: dict[s
         (["x", "--policies"], "--policies takes no profile"),
         (["smollm2-135m-bf16-cpu", "--serve", "--system", "x"], "--system says nothing to --serve"),
         (["--list", "--port", "9"], "--port says nothing to --list"),
+        (["smollm2-135m-bf16-cpu", "--serve", "--page-port", "8000"], "--page-port 8000 is the endpoint's own port"),
         (["smollm2-135m-bf16-cpu", "-p", " "], "the prompt is empty"),
     ],
 )

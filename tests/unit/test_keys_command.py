@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -50,6 +51,8 @@ def test_a_key_is_printed_once_and_kept_as_a_hash(environment: dict[str, str]) -
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     listed = slimserve(environment, "--list-keys")
     assert listed.stdout == f"{digest(key)[:8]}  alice\n"
+    as_json = json.loads(slimserve(environment, "--list-keys", "--json").stdout)
+    assert as_json == [{"name": "alice", "sha256_prefix": digest(key)[:8]}]
     assert all(key not in path.read_text() for path in file.parent.iterdir())
     assert key not in listed.stdout + listed.stderr + done.stderr
 
