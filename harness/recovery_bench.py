@@ -19,70 +19,32 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.clients import Clients
 from harness.host import host
-from harness.serve_bench import DEADLINE_SECONDS, PROFILE, ROOT, complete
+from harness.serve_bench import PROFILE, ROOT, first_token_seconds
 
 CLIENTS = 2
+# Often enough to meet every state, too seldom to slow the start down.
+PAUSE_SECONDS = 0.2
 
 
-class Clients:
-    """Threads that ask for the list of models again and again, as `with` lasts."""
-
-    def __init__(self, port: int) -> None:
-        self.met: Counter[str] = Counter()
-        self.slowest = 0.0
-        self._port, self._over, self._lock = port, threading.Event(), threading.Lock()
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(CLIENTS)]
-
-    def __enter__(self) -> Clients:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(0.2):  # often enough to meet every state, too seldom to slow the start down
-            begun = time.perf_counter()
-            met = self._ask()
-            with self._lock:
-                self.met[met] += 1
-                self.slowest = max(self.slowest, time.perf_counter() - begun)
-
-    def _ask(self) -> str:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
-        try:
-            connection.request("GET", "/v1/models")
-            response = connection.getresponse()
-            response.read()
-            known = response.status != 503 or response.getheader("Retry-After", "").isdecimal()
-            return str(response.status) if known else "503 without Retry-After"
-        except (OSError, http.client.HTTPException) as error:
-            return type(error).__name__
-        finally:
-            connection.close()
-
-
-def until_token(port: int, begun: float, server: subprocess.Popen[bytes]) -> float:
-    """Seconds from `begun` to the first token of a completion."""
-    while time.perf_counter() - begun < DEADLINE_SECONDS:
-        if server.poll() is not None:
-            sys.exit(f"the server ended with {server.returncode} before its first token")
-        try:
-            if complete(port, "Hello", 1) == 1:
-                return time.perf_counter() - begun
-        except (OSError, ValueError, KeyError, http.client.HTTPException):
-            time.sleep(0.05)
-    sys.exit("no token within the deadline")
+def ask(port: int) -> str:
+    """Ask for the list of models; returns the status."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", "/v1/models")
+        response = connection.getresponse()
+        response.read()
+        known = response.status != 503 or response.getheader("Retry-After", "").isdecimal()
+        return str(response.status) if known else "503 without Retry-After"
+    finally:
+        connection.close()
 
 
 def engine_pid(state: Path) -> int:
@@ -98,11 +60,11 @@ def one_round(port: int, state: Path) -> tuple[float, float, Clients]:
     begun = time.perf_counter()
     server = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        start = until_token(port, begun, server)
-        with Clients(port) as clients:
+        start = first_token_seconds(port, begun, server)
+        with Clients(partial(ask, port), CLIENTS, PAUSE_SECONDS) as clients:
             killed = time.perf_counter()
             os.kill(engine_pid(state), signal.SIGKILL)
-            recovery = until_token(port, killed, server)
+            recovery = first_token_seconds(port, killed, server)
         return start, recovery, clients
     finally:
         server.send_signal(signal.SIGTERM)
@@ -118,7 +80,7 @@ def main() -> None:
     args = parser.parse_args()
     starts: list[float] = []
     recoveries: list[float] = []
-    met: Counter[str] = Counter()
+    met: Counter[object] = Counter()
     slowest = 0.0
     with tempfile.TemporaryDirectory(prefix="slimserve-bench-") as temporary:
         for turn in range(args.rounds):
@@ -126,7 +88,7 @@ def main() -> None:
             starts.append(round(start, 2))
             recoveries.append(round(recovery, 2))
             met += clients.met
-            slowest = max(slowest, clients.slowest)
+            slowest = max(slowest, clients.longest_seconds)
             print(f"round {turn}: start {start:.2f} s, recovery {recovery:.2f} s", file=sys.stderr)
     differences = [after - before for before, after in zip(starts, recoveries, strict=True)]
     result: dict[str, Any] = {
@@ -135,7 +97,7 @@ def main() -> None:
         "start_s": statistics.median(starts),
         "recovery_s": statistics.median(recoveries),
         "recovery_minus_start_s": round(statistics.median(differences), 2),
-        "clients_met": dict(sorted(met.items())),
+        "clients_met": {str(what): count for what, count in sorted(met.items(), key=str)},
         "slowest_answer_s": round(slowest, 3),
         "start_samples_s": starts,
         "recovery_samples_s": recoveries,

@@ -6,7 +6,8 @@ The two sides: `make serve`, and the same command line and environment (as `slim
 started by hand without a supervisor and without the door. First each is started and stopped in turn, the order
 swapped from round to round, and timed from its start to the first token of a real completion. Then both run at once,
 on two ports, and batches of streams go to one and the other in turn: the machine's moods then hit both sides of each
-pair, and the interval is that of the median of paired ratios. Nothing is claimed by this program; it prints JSON.
+pair, and the interval is that of the median of paired ratios. Nothing is claimed by this program; it prints JSON, of
+what it has when it is interrupted.
 """
 
 from __future__ import annotations
@@ -108,11 +109,29 @@ def running(start: Callable[[int], subprocess.Popen[bytes]], port: int) -> Itera
         process.wait(60)
 
 
-def interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:
-    """95% bootstrap interval of the median of paired ratios."""
+def ratio(served: list[float], bare: list[float], draws: int = 10_000) -> dict[str, Any]:
+    """Median of the paired ratios, with its 95% bootstrap interval; nothing of no pairs."""
+    ratios = [one / other for one, other in zip(served, bare, strict=True)]
+    if not ratios:
+        return {}
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+    low, high = medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+    return {
+        "rate_ratio_served_to_bare": round(statistics.median(ratios), 4),
+        "rate_ratio_95": [round(low, 4), round(high, 4)],
+    }
+
+
+def first_tokens(samples: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians of the seconds to the first token; nothing while a side has none."""
+    if not all(samples.values()):
+        return {}
+    medians = {side: statistics.median(values) for side, values in samples.items()}
+    return {
+        "first_token_s": {side: round(value, 2) for side, value in medians.items()},
+        "first_token_difference_s": round(medians["served"] - medians["bare"], 2),
+    }
 
 
 def main() -> None:
@@ -137,31 +156,29 @@ def main() -> None:
 
     sides: dict[str, Callable[[int], subprocess.Popen[bytes]]] = {"served": by_make, "bare": by_hand}
     first: dict[str, list[float]] = {"served": [], "bare": []}
-    for turn in range(args.rounds):
-        for side in sorted(sides, reverse=turn % 2 == 0):
-            with running(sides[side], args.port) as seconds:
-                first[side].append(round(seconds, 2))
-            print(f"round {turn} {side}: first token after {seconds:.2f} s", file=sys.stderr)
     rates: dict[str, list[float]] = {"served": [], "bare": []}
-    rng = random.Random(1)
-    # A run that is interrupted keeps the pairs that it has.
-    with running(by_make, args.port), running(by_hand, args.port + 1), contextlib.suppress(KeyboardInterrupt):
-        ports = {"served": args.port, "bare": args.port + 1}
-        for pair in range(args.pairs):
-            for side in sorted(ports, reverse=pair % 2 == 0):
-                # An engine that has just waited for the other's turn is slow at first; that is not what is compared.
-                batch_rate(ports[side], rng, args.streams, args.tokens // 4)
-                rates[side].append(round(batch_rate(ports[side], rng, args.streams, args.tokens), 2))
-    ratios = [served / bare for served, bare in zip(rates["served"], rates["bare"], strict=False)]
-    low, high = interval(ratios)
-    result: dict[str, Any] = {"profile": PROFILE, **host()}
-    if args.rounds:
-        medians = {side: statistics.median(values) for side, values in first.items()}
-        result["first_token_s"] = {side: round(value, 2) for side, value in medians.items()}
-        result["first_token_difference_s"] = round(medians["served"] - medians["bare"], 2)
-    result |= {
-        "rate_ratio_served_to_bare": round(statistics.median(ratios), 4),
-        "rate_ratio_95": [round(low, 4), round(high, 4)],
+    # A shell has what it starts in the background ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        for turn in range(args.rounds):
+            for side in sorted(sides, reverse=turn % 2 == 0):
+                with running(sides[side], args.port) as seconds:
+                    first[side].append(round(seconds, 2))
+                print(f"round {turn} {side}: first token after {seconds:.2f} s", file=sys.stderr)
+        rng = random.Random(1)
+        with running(by_make, args.port), running(by_hand, args.port + 1):
+            ports = {"served": args.port, "bare": args.port + 1}
+            for pair in range(args.pairs):
+                for side in sorted(ports, reverse=pair % 2 == 0):
+                    # An engine that has just waited for the other's turn is slow at first; that is not compared.
+                    batch_rate(ports[side], rng, args.streams, args.tokens // 4)
+                    rates[side].append(round(batch_rate(ports[side], rng, args.streams, args.tokens), 2))
+    complete_pairs = min(map(len, rates.values()))  # of one that was interrupted, half may be there
+    result = {
+        "profile": PROFILE,
+        **host(),
+        **first_tokens(first),
+        **ratio(rates["served"][:complete_pairs], rates["bare"][:complete_pairs]),
         "streams": args.streams,
         "tokens": args.tokens,
         "first_token_samples_s": first,

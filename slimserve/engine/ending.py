@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
 TAIL_LINES = 30
 _TAIL_BYTES = 64 * 1024
+# As it begins to serve the engine lists its routes, a line each: after a short life nothing else would be left to read.
+_ROUTES = re.compile(r"\[launcher\.py:\d+\] (Available routes are:|Route: )")
 
 
 def status_in_words(status: int) -> str:
@@ -58,12 +61,16 @@ def memory_verdict(status: int, before: dict[str, int], after: dict[str, int]) -
 
 
 def tail(log: Path, start: int = 0, lines: int = TAIL_LINES) -> list[str]:
-    """The last `lines` lines that were written to `log` from byte `start` on, without control characters."""
+    """The last `lines` lines that were written to `log` from byte `start` on.
+
+    Without control characters, and without the engine's list of its routes.
+    """
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
-    return ["".join(mark for mark in line if mark.isprintable() or mark == "\t") for line in text.splitlines()][-lines:]
+    kept = [line for line in text.splitlines() if not _ROUTES.search(line)][-lines:]
+    return ["".join(mark for mark in line if mark.isprintable() or mark == "\t") for line in kept]
 
 
 def _lines(path: Path) -> list[str]:

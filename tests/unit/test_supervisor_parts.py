@@ -70,6 +70,15 @@ def test_the_tail_is_the_end_without_control_characters(tmp_path: Path) -> None:
     assert ending.tail(log, start=log.stat().st_size - 4) == ["last"]
 
 
+def test_the_tail_leaves_the_list_of_routes_out(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    head = "(APIServer pid=7) INFO 11-30 03:18:08 [launcher.py:{}] "
+    routes = [head.format(186) + "Available routes are:"]
+    routes += [head.format(195) + f"Route: /v1/{number}, Methods: GET" for number in range(40)]
+    log.write_text("\n".join(["the reason", *routes, "Route: of somebody else's", "the end"]))
+    assert ending.tail(log, lines=3) == ["the reason", "Route: of somebody else's", "the end"]
+
+
 def test_a_process_name_may_hold_anything() -> None:
     name = "a) R (b"
     rename = f"import ctypes, sys; ctypes.CDLL(None).prctl(15, {name.encode()!r}, 0, 0, 0)"

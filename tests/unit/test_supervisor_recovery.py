@@ -7,15 +7,14 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from supervisor_support import Driver, Fake, ask, fake_fixture, free_port, until
 
+from harness.clients import Clients
 from slimserve import chat_probe
 from slimserve.client_faults import Endpoint
 from slimserve.engine import endpoints, procfs
@@ -54,36 +53,9 @@ def unavailable(port: int, path: str = "/v1/chat/completions", body: object = CH
     return int(headers["retry-after"]), error["message"]
 
 
-class Clients:
-    """Threads that ask without a pause; what they met is counted."""
-
-    def __init__(self, port: int, count: int = 4) -> None:
-        self.met: Counter[object] = Counter()
-        self.longest = 0.0
-        self._port, self._over = port, threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
-
-    def __enter__(self) -> Clients:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join(PATIENCE)
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            begun = time.monotonic()
-            try:
-                met: object = ask(self._port, "/v1/chat/completions", CHAT)[0]
-            except (OSError, http.client.HTTPException) as error:
-                met = type(error).__name__
-            with self._lock:
-                self.met[met] += 1
-                self.longest = max(self.longest, time.monotonic() - begun)
+def clients_of(port: int, count: int = 4) -> Clients:
+    """Clients that ask without a pause."""
+    return Clients(lambda: ask(port, "/v1/chat/completions", CHAT)[0], count)
 
 
 def test_who_comes_too_early_is_told_when_to_come_back(fake: Fake) -> None:
@@ -115,7 +87,7 @@ def test_kill_9_of_the_engine_is_a_pause_for_its_clients(fake: Fake) -> None:
     driver = Driver(launch)
     driver.until_report("ready")
     first = leader(fake, driver)
-    with Clients(launch.port) as clients:
+    with clients_of(launch.port) as clients:
         until(lambda: clients.met[200] > 20, PATIENCE, "answers")
         os.kill(first.pid, signal.SIGKILL)
         driver.until_report("restarting in 0 s")
@@ -127,7 +99,7 @@ def test_kill_9_of_the_engine_is_a_pause_for_its_clients(fake: Fake) -> None:
     assert set(clients.met) <= {200, 503} | cut
     assert sum(clients.met[name] for name in cut) <= 8
     assert clients.met[503] > 0
-    assert clients.longest < 30
+    assert clients.longest_seconds < 30
     assert leader(fake, driver).pid != first.pid
     (endpoint,) = endpoints.living(fake.runs)
     assert (endpoint.status.state, endpoint.status.restarts) == ("ready", 1)
@@ -265,7 +237,7 @@ def test_a_drain_has_a_deadline(fake: Fake) -> None:
     launch = fake.launch("--prefill-seconds", "600", drain_seconds=0.5)
     driver = Driver(launch)
     driver.until_report("ready")
-    with Clients(launch.port, 1):
+    with clients_of(launch.port, 1):
         until(lambda: in_flight(launch) == 1, PATIENCE, "a request")
         driver.process.send_signal(signal.SIGTERM)
         driver.until_report("answers that still ran are cut off")
@@ -277,7 +249,7 @@ def test_a_second_signal_ends_the_drain(fake: Fake) -> None:
     launch = fake.launch("--prefill-seconds", "600", "--ignore-sigterm", drain_seconds=600.0, stop_seconds=600.0)
     driver = Driver(launch)
     driver.until_report("ready")
-    with Clients(launch.port, 1):
+    with clients_of(launch.port, 1):
         until(lambda: in_flight(launch) == 1, PATIENCE, "a request")
         driver.process.send_signal(signal.SIGTERM)
         driver.until_report("draining")
@@ -313,6 +285,6 @@ def test_a_killed_supervisor_gives_the_port_back(fake: Fake) -> None:
 
 def test_a_port_that_nobody_has(fake: Fake) -> None:
     """The helper of these tests tells a refused connection from everything else."""
-    with Clients(free_port(), 1) as clients:
+    with clients_of(free_port(), 1) as clients:
         until(lambda: bool(clients.met), PATIENCE, "an attempt")
     assert set(clients.met) == {"ConnectionRefusedError"}
