@@ -37,7 +37,7 @@ from typing import Any, cast
 import uvloop
 
 from harness.host import host
-from harness.serve_bench import interval
+from harness.serve_bench import ratio
 from slimserve.engine.control import Control
 
 UPSTREAM = Path(__file__).resolve().parent.parent / "tests" / "fakes" / "upstream.py"
@@ -230,13 +230,11 @@ def measure_streams(upstream: Upstream, pairs: int, seconds: float, paced: bool)
     for pair in range(pairs):
         for side in sorted(sides, reverse=pair % 2 == 0):
             rates[side].append(uvloop.run(stream_rate(sides[side], pieces, pace)))
-    ratios = [door / bare for door, bare in zip(rates["door"], rates["bare"], strict=True)]
     return {
         "streams": STREAMS,
         "pairs": pairs,
         "pieces_per_second_bare": round(statistics.median(rates["bare"])),
-        "ratio_door_to_bare": round(statistics.median(ratios), 4),
-        "ratio_95": [round(bound, 4) for bound in interval(ratios)],
+        **ratio(rates["door"], rates["bare"]),
     }
 
 
