@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import secrets
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from slimserve.admission.keys import API_KEY_VARIABLE, ENVIRONMENT, digest, is_t
 from slimserve.errors import Finding, Refused, UsageError
 from slimserve.exposure import keys_file
 from slimserve.shapes import nearest
+from slimserve.telling import say
 
 PREFIX = "sk-slim-"
 SHOWN_DIGITS = 8
@@ -50,7 +50,7 @@ def add(environment: Mapping[str, str], name: str) -> int:
         text += "\n" if text and not text.endswith("\n") else ""
         key = new_key()
         _write(file, f"{text}{name} sha256:{digest(key)}  # added {time.strftime('%Y-%m-%d')}\n")
-    print(f"slimserve: {name} is added to {file}; the key is shown this once", file=sys.stderr)
+    say(f"{name} is added to {file}; the key is shown this once")
     print(key)
     return 0
 
@@ -72,9 +72,9 @@ def remove(environment: Mapping[str, str], name: str) -> int:
             raise UsageError(Finding(f"there is no key named {name}", f"{file} has none", do))
         lines = file.read_text("utf-8").split("\n")
         _write(file, "\n".join(line for line in lines if line.split()[:1] != [name]))
-    print(f"slimserve: {name} is removed from {file}", file=sys.stderr)
+    say(f"{name} is removed from {file}")
     if len(keys) == 1:
-        print(f"slimserve: no key is left: nobody is admitted by {file} until one is added", file=sys.stderr)
+        say(f"no key is left: nobody is admitted by {file} until one is added")
     return 0
 
 

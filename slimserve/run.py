@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
-from slimserve import exposure, keys_command, paths, weights
+from slimserve import exposure, keys_command, paths, preparing
 from slimserve.admission.keys import API_KEY_VARIABLE
 from slimserve.engine import command, door, ports
 from slimserve.engine.control import Control
-from slimserve.engine.fetching import Cancelled
 from slimserve.engine.record import control_path
 from slimserve.engine.supervisor import Launch, Supervisor
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
-from slimserve.plan import Plan, disk
+from slimserve.plan import disk
 from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.session import Session
-from slimserve.weights.meter import Meter, Tick
-
-
-def say(text: str) -> None:
-    """The tool's own words go to stderr, so that stdout holds the model's alone."""
-    with contextlib.suppress(OSError):  # nobody reads it any more; what is under way goes on
-        print(f"slimserve: {text}", file=sys.stderr, flush=True)
+from slimserve.telling import say
 
 
 def fetch(session: Session, profile: Profile) -> int:
@@ -36,9 +26,9 @@ def fetch(session: Session, profile: Profile) -> int:
     subject = session.registry.subject(profile)
     on_disk = session.weights(subject)
     raise_if_any(Refused, list(disk(session.machine, on_disk)))
-    with _metered() as meter:
-        _fetch(session, subject, on_disk.folder, meter)
-        _check(session, subject, on_disk.folder, meter)
+    with preparing.metered() as meter:
+        preparing.fetch_weights(session, subject, on_disk.folder, meter)
+        preparing.check_weights(session, subject, on_disk.folder, meter)
     say(f"{profile.id}: weights are complete in {on_disk.folder}")
     return 0
 
@@ -167,7 +157,7 @@ def launch(
         stop_seconds=deadlines.stop_seconds.value,
         profile_id=profile.id,
     )
-    supervisor = Supervisor(planned, say, lambda tick: prepare(session, plan, tick))
+    supervisor = Supervisor(planned, say, lambda tick: preparing.prepare(session, plan, tick))
     if page_port != 0:
         from slimserve.operator.source import Source
         from slimserve.show import plan_json
@@ -183,25 +173,6 @@ def launch(
         )
         supervisor.show(source, page_port)
     return supervisor
-
-
-def prepare(session: Session, plan: Plan, tick: Tick) -> None:
-    """What the engine finds when it starts: caches that can be written, weights that are whole.
-
-    Args:
-        tick: told how far it has come, beside the person at the terminal.
-
-    Raises:
-        Refused, Failed: one of them cannot be had.
-    """
-    _make_caches(session, plan.subject.profile)
-    with _metered() as meter:
-
-        def both(done: int, total: int, name: str) -> None:
-            meter(done, total, name)
-            tick(done, total, name)
-
-        prepare_weights(session, plan, both)
 
 
 def _doctor(session: Session) -> list[Finding]:
@@ -224,61 +195,6 @@ def _refuse_verification(profile: Profile) -> None:
         )
 
 
-def prepare_weights(session: Session, plan: Plan, tick: Tick) -> Path:
-    """Have the weights of `plan` complete, whole and of the right shape.
-
-    What is not there is fetched. What is there and damaged is refused: a start is not the time to download it again
-    unasked, and a disk that loses files wants to be looked at.
-
-    Args:
-        tick: told of each step.
-
-    Returns:
-        Their folder.
-
-    Raises:
-        Refused, Failed: they could not be had, or what is there is not what the model file says.
-    """
-    folder = plan.weights.folder
-    if not folder.is_dir():
-        _fetch(session, plan.subject, folder, tick)
-    _check(session, plan.subject, folder, tick)
-    return folder
-
-
-@contextlib.contextmanager
-def _metered() -> Iterator[Tick]:
-    """The terminal's own progress."""
-    meter = Meter(sys.stderr)
-    try:
-        yield meter
-    except (KeyboardInterrupt, Cancelled):
-        meter.close()
-        say("stopped; what has arrived is kept, and the next --fetch goes on from there")
-        raise
-    finally:
-        meter.close()
-
-
-def _fetch(session: Session, subject: Subject, folder: Path, tick: Tick) -> None:
-    checkpoint = subject.model.checkpoints[subject.profile.quant]
-    weights.fetch(checkpoint, folder, session.manifest(subject), tick, session.environment)
-
-
-def _check(session: Session, subject: Subject, folder: Path, tick: Tick) -> None:
-    files = session.manifest(subject)
-    findings = [*weights.check(folder, files), *weights.check_config(folder, subject.model.geometry)]
-    if not findings and weights.state(folder, files).kind != "verified":
-        try:
-            findings = weights.verify(folder, files, tick)
-        except OSError as error:
-            why = "without it every start would read all of the weights again"
-            raise Refused(
-                Finding(f"the stamp of {folder} cannot be written: {error.strerror}", why, "make it writable once")
-            ) from None
-    raise_if_any(Refused, findings)
-
-
 def _require_engine(subject: Subject) -> None:
     """The pinned engine of the right lane has to be installed before anything is fetched for it."""
     from importlib import metadata
@@ -298,22 +214,3 @@ def _require_engine(subject: Subject) -> None:
                 remedy,
             )
         )
-
-
-def _make_caches(session: Session, profile: Profile) -> None:
-    """Make the engine's private caches before it starts: it would fail on them minutes later, or share another's."""
-    for name in command.CACHES.values():
-        folder = command.engine_cache(session.cache, profile.id) / name
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe = folder / f".writable-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise Refused(
-                Finding(
-                    f"the engine's cache {folder} cannot be written: {error.strerror}",
-                    "compiled kernels are kept there",
-                    "mend its permissions, or give SLIMSERVE_CACHE a folder that can be written",
-                )
-            ) from None

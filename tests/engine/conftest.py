@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from server_support import Server
 
-from slimserve.run import prepare_weights
+from slimserve.preparing import prepare_weights
 from slimserve.session import open_session
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -10,9 +11,10 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from waiting import until
 
 from slimserve.admission.config import Config
 from slimserve.engine import procfs
@@ -33,15 +35,6 @@ def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])
-
-
-def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait for a condition; fails, with what was waited for, at the deadline."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what}")
-        time.sleep(0.01)
 
 
 def ask(port: int, path: str, body: object = None, key: str = "") -> tuple[int, dict[str, str], bytes]:
@@ -116,10 +109,12 @@ class Fake:
             found = self.processes()
             return len(found) == count and len({process.session for process in found}) == sessions
 
-        until(complete, 10.0, f"{count} processes in {sessions} session(s)")
+        until(complete, 10.0)
 
     def require_none(self, seconds: float = 0.0) -> None:
-        until(lambda: not self.processes(), seconds, f"no process left; there are {self.processes()}")
+        with contextlib.suppress(AssertionError):  # the next line says which
+            until(lambda: not self.processes(), seconds)
+        assert self.processes() == []
 
     def kill_all(self) -> None:
         for process in self.processes():

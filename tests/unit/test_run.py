@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slimserve import run
+from slimserve import preparing, run
 from slimserve.engine import command
 from slimserve.errors import Refused, SlimserveError
 from slimserve.model import Geometry
@@ -50,7 +50,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def prepare(session: Session) -> Path:
-    run.prepare(session, session.plan(session.registry.default), lambda done, total, name: None)
+    preparing.prepare(session, session.plan(session.registry.default), lambda done, total, name: None)
     return session.plan(session.registry.default).weights.folder
 
 
@@ -118,7 +118,7 @@ def test_a_profile_for_comparing_engines_is_not_served(session: Session) -> None
 
 def test_caches_are_made_private(session: Session) -> None:  # B11
     told: list[str] = []
-    run.prepare(session, session.plan(session.registry.default), lambda done, total, name: told.append(name))
+    preparing.prepare(session, session.plan(session.registry.default), lambda done, total, name: told.append(name))
     own = command.engine_cache(session.cache, "tiny-bf16-box")
     assert sorted(path.name for path in own.iterdir()) == sorted(command.CACHES.values())
     assert all(path.stat().st_mode & 0o077 == 0 for path in own.iterdir())

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from supervisor_support import KEY, Fake, ask, fake_fixture, free_port, until
+from supervisor_support import KEY, Fake, ask, fake_fixture, free_port
+from waiting import until
 
 from slimserve.engine import ending, ports, process, procfs
 from slimserve.engine.supervisor import Launch, Supervisor
@@ -249,7 +250,7 @@ def test_an_old_connection_does_not_take_the_port() -> None:
             accepted, _ = server.accept()
             accepted.close()  # who closes first keeps the port in TIME_WAIT
             assert client.recv(1) == b""
-    until(lambda: bool(procfs.sockets(port)), 2.0, "a connection in TIME_WAIT")
+    until(lambda: bool(procfs.sockets(port)), 2.0)
     ports.listen("127.0.0.1", port).close()
 
 

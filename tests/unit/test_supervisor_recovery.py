@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from supervisor_support import Driver, Fake, ask, fake_fixture, free_port, until
+from supervisor_support import Driver, Fake, ask, fake_fixture, free_port
+from waiting import until
 
 from harness.clients import Clients
 from slimserve import chat_probe
@@ -88,12 +89,12 @@ def test_kill_9_of_the_engine_is_a_pause_for_its_clients(fake: Fake) -> None:
     driver.until_report("ready")
     first = leader(fake, driver)
     with clients_of(launch.port) as clients:
-        until(lambda: clients.met[200] > 20, PATIENCE, "answers")
+        until(lambda: clients.met[200] > 20)
         os.kill(first.pid, signal.SIGKILL)
         driver.until_report("restarting in 0 s")
         driver.until_report("ready")
         before = clients.met[200]
-        until(lambda: clients.met[200] > before + 20, PATIENCE, "answers again")
+        until(lambda: clients.met[200] > before + 20)
     # Who was talking to the engine as it died is cut off; nobody is refused, and nobody hangs.
     cut = {"RemoteDisconnected", "ConnectionResetError", "IncompleteRead", "BrokenPipeError", "BadStatusLine"}
     assert set(clients.met) <= {200, 503} | cut
@@ -166,7 +167,7 @@ def test_a_core_that_makes_no_step_is_noticed_though_health_answers(fake: Fake) 
     with socket.create_connection(("127.0.0.1", launch.port)) as client:
         body = json.dumps(CHAT)
         client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-        until(lambda: in_flight(launch) == 1, PATIENCE, "a request")
+        until(lambda: in_flight(launch) == 1)
         assert ask(launch.port, "/health")[0] == 200
         driver.until_report("the engine is frozen: 1 sequences are under way")
         driver.until_report("ready")
@@ -192,7 +193,7 @@ def test_an_idle_engine_is_not_frozen(fake: Fake) -> None:
     driver.until_report("ready")
     first = leader(fake, driver)
     deadline = time.monotonic() + 3.5
-    until(lambda: time.monotonic() > deadline, PATIENCE, "three times the limit")
+    until(lambda: time.monotonic() > deadline)
     assert leader(fake, driver).pid == first.pid
     stop(driver)
 
@@ -224,7 +225,7 @@ def test_a_drain_lets_a_stream_finish_and_takes_no_new_work(fake: Fake) -> None:
     stream = Stream(launch)
     driver.process.send_signal(signal.SIGTERM)
     driver.until_report("draining")
-    until(lambda: ask(launch.port, "/v1/models")[0] == 503, PATIENCE, "the front in the engine's place")
+    until(lambda: ask(launch.port, "/v1/models")[0] == 503)
     assert "draining" in unavailable(launch.port)[1]
     whole = stream.rest()
     assert b"word19" in whole
@@ -238,7 +239,7 @@ def test_a_drain_has_a_deadline(fake: Fake) -> None:
     driver = Driver(launch)
     driver.until_report("ready")
     with clients_of(launch.port, 1):
-        until(lambda: in_flight(launch) == 1, PATIENCE, "a request")
+        until(lambda: in_flight(launch) == 1)
         driver.process.send_signal(signal.SIGTERM)
         driver.until_report("answers that still ran are cut off")
         assert driver.finish(PATIENCE) == (0, "")
@@ -250,7 +251,7 @@ def test_a_second_signal_ends_the_drain(fake: Fake) -> None:
     driver = Driver(launch)
     driver.until_report("ready")
     with clients_of(launch.port, 1):
-        until(lambda: in_flight(launch) == 1, PATIENCE, "a request")
+        until(lambda: in_flight(launch) == 1)
         driver.process.send_signal(signal.SIGTERM)
         driver.until_report("draining")
         driver.process.send_signal(signal.SIGTERM)
@@ -277,7 +278,7 @@ def test_a_killed_supervisor_gives_the_port_back(fake: Fake) -> None:
     driver.process.kill()
     driver.process.wait(PATIENCE)
     fake.require_none(10.0)
-    until(lambda: procfs.listener(launch.port) is None, 10.0, "the port is free")
+    until(lambda: procfs.listener(launch.port) is None, 10.0)
     again = Driver(fake.launch(port=launch.port, run="again"))
     again.until_report("ready")
     stop(again)
@@ -286,5 +287,5 @@ def test_a_killed_supervisor_gives_the_port_back(fake: Fake) -> None:
 def test_a_port_that_nobody_has(fake: Fake) -> None:
     """The helper of these tests tells a refused connection from everything else."""
     with clients_of(free_port(), 1) as clients:
-        until(lambda: bool(clients.met), PATIENCE, "an attempt")
+        until(lambda: bool(clients.met))
     assert set(clients.met) == {"ConnectionRefusedError"}
