@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from slimserve.admission.config import Config
 from slimserve.engine import procfs
@@ -118,18 +120,18 @@ def await_moment(driver: subprocess.Popen[str], launch: Launch, home: Path, mome
         "loading": lambda: any(one.name.startswith("VLLM::Worker") for one in living(home)),
         "serving": lambda: True,
     }
-    deadline = time.monotonic() + 120.0
-    while not signs[moment]():
-        assert time.monotonic() < deadline, f"never came to {moment}: {living(home)}"
+
+    def reached() -> bool:
         assert driver.poll() is None, (launch.run_folder / "engine.log").read_text()[-3000:]
-        time.sleep(0.02)
+        return signs[moment]()
+
+    until(reached, 120.0)
 
 
 def await_nothing(home: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while left := living(home):
-        assert time.monotonic() < deadline, f"{seconds:g} s later there still are {left}"
-        time.sleep(0.02)
+    with contextlib.suppress(AssertionError):  # the next line says what is left
+        until(lambda: not living(home), seconds)
+    assert living(home) == []
 
 
 @pytest.mark.parametrize("moment", ["importing", "inspecting", "loading", "serving"])
@@ -155,6 +157,28 @@ def test_sigterm_before_ready_leaves_nothing(launch: Launch, tmp_path: Path, mom
     finally:
         driver.kill()
     await_nothing(tmp_path, 0.0)
+
+
+def test_a_core_that_stands_still_is_replaced(launch: Launch, tmp_path: Path) -> None:  # B6
+    driver = drive(replace(launch, stall_seconds=10.0), tmp_path)
+    assert driver.stdout is not None
+    try:
+        assert any(line.startswith("ready") for line in driver.stdout), "it never was ready"
+        (core,) = [one for one in living(tmp_path) if one.name == "VLLM::EngineCor"]
+        os.kill(core.pid, signal.SIGSTOP)
+        with socket.create_connection(("127.0.0.1", launch.port)) as client:
+            body = json.dumps({"model": "smollm2", "prompt": "Hello", "max_tokens": 8})
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            frozen = "the engine is frozen: 1 sequences are under way"
+            assert any(line.startswith(frozen) for line in driver.stdout), "the freeze was not seen"
+        assert any(line.startswith("ready") for line in driver.stdout), "it did not come back"
+        assert core.pid not in [one.pid for one in living(tmp_path)]
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(launch.stop_seconds + 10.0) == 0
+    finally:
+        driver.kill()
+        driver.wait(10.0)
 
 
 def test_it_serves_listens_on_loopback_alone_and_stops(launch: Launch, tmp_path: Path) -> None:
