@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slimserve.engine import command
+from slimserve.engine import command, door
 from slimserve.errors import Refused
 from slimserve.machine import GpuProblem, Machine
 from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan, matches
@@ -208,7 +208,8 @@ def test_every_profile_runs_on_its_own_platform(profile: str) -> None:
 
 def test_the_published_3090_profile_in_full() -> None:
     _, plan = real_plan("qwen38fn-fp8-3090x8")
-    built = command.build(plan, host="127.0.0.1", port=8000, cache=Path("/cache"), user_environment={})
+    admission = door.configure(plan, control=Path("/run/slimserve/engine.sock"))
+    built = command.build(plan, admission, cache=Path("/cache"), user_environment={})
     argv = list(built.argv)
     value = {flag: argv[index + 1] for index, flag in enumerate(argv[:-1]) if flag.startswith("--")}
     assert value["--tensor-parallel-size"] == "8"
