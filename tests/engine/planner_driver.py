@@ -55,7 +55,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
 
 def allocated_bytes(worker: Any) -> int:
     """Bytes of the tensors that the worker's cache lies in, each counted once."""
-    tensors = []
+    tensors: list[Any] = []
     for cache in worker.model_runner.kv_caches:
         tensors += cache if isinstance(cache, list | tuple) else [cache]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}

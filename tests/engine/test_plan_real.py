@@ -48,7 +48,7 @@ def question(case: str, smollm2_folder: Path) -> dict[str, Any]:
     profile = planned(case).subject.profile
     engine = profile.engine
     assert engine.kv_cache_memory_bytes is not None
-    settings = {
+    settings: dict[str, Any] = {
         "dtype": engine.dtype.value,
         "max_model_len": engine.max_model_len.value,
         "max_num_seqs": engine.max_num_seqs.value,
@@ -79,6 +79,5 @@ def test_blocks_and_bytes_are_the_engines(case: str, smollm2_folder: Path, tmp_p
     assert held.pool_blocks == real["blocks"]
     assert held.pool_blocks * held.slab_bytes == real["allocated"]
     assert rank.cache_bytes(rank.sizes) - real["allocated"] < held.slab_bytes
-    assert [{"layers": group.layers, "block_tokens": group.block_tokens} for group in rank.caches.groups] == real[
-        "groups"
-    ]
+    groups = [{"layers": group.layers, "block_tokens": group.block_tokens} for group in rank.caches.groups]
+    assert groups == real["groups"]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from plan_support import GIB, GPU_PROFILES, REGISTRY, WEIGHTS, machine_of, rank, subject_of, with_engine
+from plan_support import GIB, GPU_PROFILES, REGISTRY, WEIGHTS, machine_of, rank, sized, subject_of, with_engine
 
 from slimserve.errors import Refused
 from slimserve.plan import make_plan
@@ -164,14 +164,13 @@ def test_a_slot_for_more_than_the_longest_request_is_refused() -> None:
 @pytest.mark.parametrize("name", GPU_PROFILES)
 def test_each_largest_value_fits_and_the_next_does_not(name: str) -> None:
     one = rank(name)
-    steps = {key: field for field, key in fitting.KEYS.items()}
     found = fitting.largest(one)
-    assert set(found) == set(steps)
+    assert set(found) == set(fitting.KEYS.values())
     for key, value in found.items():
-        step = 0.001 if steps[key] == "gpu_memory_utilization" else 1
-        assert fitting.fits(one, replace(one.sizes, **{steps[key]: value}))
+        step = 0.001 if key == "engine.gpu_memory_utilization" else 1
+        assert fitting.fits(one, sized(one.sizes, key, value))
         if key != "engine.max_model_len":  # these models are served as long as they were trained for
-            assert not fitting.fits(one, replace(one.sizes, **{steps[key]: value + step}))
+            assert not fitting.fits(one, sized(one.sizes, key, value + step))
     assert found["engine.max_model_len"] == 262144
 
 
