@@ -96,6 +96,16 @@ def test_each_row_is_what_the_table_says(row: tuple[str, str], keys_file: Path) 
     assert with_key not in (401, 403)
 
 
+def test_the_first_key_closes_a_door_that_was_open(keys_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slimserve.admission.keys.REREAD_SECONDS", 0)
+    later = keys_file.rename(keys_file.with_name("later"))
+    door = Door(keys_file=str(keys_file), keys_file_awaited=True)
+    assert door.ask("GET", "/v1/models")[0] == 200
+    later.rename(keys_file)
+    assert door.ask("GET", "/v1/models")[0] == 401
+    assert door.ask("GET", "/v1/models", BEARER)[0] == 200
+
+
 def test_a_refusal_has_the_form_of_its_dialect(keys_file: Path) -> None:
     door = Door(keys_file=str(keys_file))
     status, headers, body = door.ask("POST", "/v1/chat/completions")

@@ -111,6 +111,8 @@ def test_the_door_is_what_the_profile_says(plan: Plan) -> None:
     assert (got.control, got.keys_file, got.origins) == (str(CONTROL), str(file), ("https://example.org",))
     assert (got.thinking is not None) == ("thinking" in model.traits)
     assert got.listen_fd is None
+    assert not got.keys_file_awaited
+    assert made(plan, keys=Keys(file, True, {})).admission.keys_file_awaited
     assert Config(**vars(got)) == got
 
 
