@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ class WeightsOnDisk:
     needed_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Room:
     """How a profile fills its machine.
 
@@ -48,6 +49,7 @@ class Room:
     memory: tuple[Budget, ...]
     capacity: Capacity
 
+    @functools.cached_property
     def largest(self) -> dict[str, float]:
         """The largest legal value of each setting that memory limits, by its key, the others being as they are."""
         return fitting.largest(self.rank)

@@ -104,7 +104,7 @@ def plan_json(plan: Plan, command: Command, changes: Sequence[Change] = ()) -> d
         "what_if": [{"key": one.key, "profile": one.before, "value": one.after} for one in changes],
         "memory": [budget.to_json() for budget in plan.room.memory],
         "capacity": plan.room.capacity.to_json(),
-        "largest": plan.room.largest(),
+        "largest": plan.room.largest,
         "argv": list(command.argv),
         "environment": command.shown_env(),
         "settings": [

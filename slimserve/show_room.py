@@ -20,7 +20,7 @@ def room_lines(plan: Plan) -> Iterator[str]:
     yield "cache"
     for name, words in _capacity(plan):
         yield f"  {name:<20} {words}"
-    largest = plan.room.largest()
+    largest = plan.room.largest
     if largest:
         yield ""
         yield "largest value of each setting that memory limits, the others as they are"

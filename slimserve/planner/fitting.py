@@ -43,13 +43,11 @@ def survives_prompts(rank: Rank, sizes: Sizes) -> bool:
 
 
 def fits(rank: Rank, sizes: Sizes) -> bool:
-    """Whether a rank fits its card with `sizes`."""
-    return (
-        slot_context(rank) <= sizes.max_model_len
-        and survives_prompts(rank, sizes)
-        and holds_longest(rank, sizes)
-        and holds_slots(rank, sizes)
-    )
+    """Whether a rank fits its card with `sizes`: all of the above."""
+    if slot_context(rank) > sizes.max_model_len or not survives_prompts(rank, sizes) or not has_room(rank, sizes):
+        return False
+    held = capacity(rank, sizes)
+    return held.full_slots >= 1 and held.slots >= sizes.max_num_seqs
 
 
 def problems(rank: Rank) -> Iterator[Problem]:

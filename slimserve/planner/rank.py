@@ -136,8 +136,9 @@ class Rank:
                 held[name] = held.get(name, 0) + part.bytes
         quant = self.subject.profile.quant
         lines = [Line(name, size, f"weights, {quant}") for name, size in held.items()]
-        beside = ", ".join(part.name for part in self.buffers(sizes)) or "none"
-        lines.append(Line("buffers", sum(part.bytes for part in self.buffers(sizes)), beside))
+        beside = self.buffers(sizes)
+        words = ", ".join(part.name for part in beside) or "none"
+        lines.append(Line("buffers", sum(part.bytes for part in beside), words))
         state = sampling_state(self.shape, sizes.max_num_seqs)
         lines.append(Line("sampling tables", state, f"penalties of {sizes.max_num_seqs} requests"))
         peak = f"{step.widest} of {sizes.max_num_batched_tokens:,} tokens"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from geometry_models import broken
 from plan_support import GIB, GPU_PROFILES, REGISTRY, WEIGHTS, machine_of, rank, sized, subject_of, with_engine
 
 from slimserve.errors import Refused
@@ -189,6 +190,15 @@ def test_ranks_that_do_not_divide_are_refused_in_words(ranks: int) -> None:
     subject = subject_of(RACK, tensor_parallel_size=ranks)
     with pytest.raises(Refused, match=f"does not divide over tensor_parallel_size = {ranks}"):
         make_plan(subject, machine_of(subject), WEIGHTS)
+
+
+@pytest.mark.parametrize("field", ["hc_count", "moe_intermediate_size", "head_dim", "ngram_vocab_size_base"])
+def test_a_geometry_with_a_hole_is_an_error_that_names_the_field(field: str) -> None:
+    subject = subject_of(RACK)
+    missing: dict[str, Any] = {field: None}
+    holed = broken(subject.model, replace(subject.model.geometry, **missing))
+    with pytest.raises(Refused, match=rf"geometry\.{field} is missing"):
+        make_plan(replace(subject, model=holed), machine_of(subject), WEIGHTS)
 
 
 def test_no_graphs_and_no_drafter_take_nothing() -> None:
