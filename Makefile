@@ -10,8 +10,10 @@ CHECKED = slimserve quixicore kv_tier harness tests tools
 serve: setup
 	@exec $(BIN)/slimserve $(DEFAULT_PROFILE) --serve $(if $(PORT),--port $(PORT)) $(ARGS)
 
+# The engine wants the cores for itself, so its tests come after the others, one by one. 5: ARGS chose none of a kind.
 test: lint docs-check
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n auto -m "not engine and not gpu" $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -q -m "engine or gpu" $(ARGS) || [ $$? -eq 5 ]
 
 setup:
 	@PYTHON="$(PYTHON)" tools/setup cpu
