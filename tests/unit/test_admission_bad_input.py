@@ -1,20 +1,20 @@
-"""What bad input gets: a 4xx with its reason in the dialect's error form, no slot lost, no traceback."""
+"""What bad requests get: a 4xx with its reason in the dialect's error form, no slot lost, no traceback."""
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from admission_support import Door, chat, receive_all, request
+from admission_raw import GOOD, error_of, raw_exchange, status_of
+from admission_support import Door, receive_all, request
 from waiting import until
 
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    deadlines = {"listener.HEADER_SECONDS": 1.0, "bodies.BODY_SECONDS": 1.0, "listener.REST_SECONDS": 1.0}
+    deadlines = {"bodies.BODY_SECONDS": 1.0, "protocol.REST_SECONDS": 1.0}
     door = Door(tmp_path_factory.mktemp("door") / "a", deadlines, max_in_flight=4, max_body_bytes=1 << 20)
     yield door
     door.stop()
@@ -28,29 +28,6 @@ def _nothing_lost(door: Door) -> Iterator[None]:
     assert "Traceback" not in door.log.read_text()[before:]
     assert door.ask().status == 200
 
-
-def status_of(raw: bytes) -> int:
-    assert raw.startswith(b"HTTP/1.1 "), raw
-    return int(raw[9:12])
-
-
-def error_of(raw: bytes) -> dict[str, str]:
-    head, _, body = raw.partition(b"\r\n\r\n")
-    assert b"content-type: application/json" in head
-    error: dict[str, str] = json.loads(body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
-
-
-def raw_exchange(door: Door, *pieces: bytes) -> bytes:
-    sock = door.send(*pieces)
-    try:
-        return receive_all(sock)
-    finally:
-        sock.close()
-
-
-GOOD = json.dumps(chat()).encode()
 
 BROKEN_BODIES = {
     "empty": b"",
@@ -176,98 +153,6 @@ def test_a_body_that_trickles(door: Door) -> None:
     assert status_of(raw) == 408
 
 
-def test_headers_that_trickle(door: Door) -> None:
-    sock = door.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
-    sock.settimeout(0.1)
-    raw = b""
-
-    def closed() -> bool:
-        nonlocal raw
-        try:
-            sock.send(b"x-a: b\r\n")
-            piece = sock.recv(65536)
-        except TimeoutError:
-            return False
-        except OSError:
-            return True
-        raw += piece
-        return not piece
-
-    until(closed)
-    sock.close()
-    assert not raw or status_of(raw) == 408
-
-
-def test_a_connection_that_says_nothing_is_closed(door: Door) -> None:
-    assert raw_exchange(door) == b""
-
-
-def test_blank_lines_for_ever(door: Door) -> None:
-    sock = door.send(request(GOOD))
-    assert status_of(sock.recv(65536)) == 200
-    sock.settimeout(0.1)
-
-    def closed() -> bool:
-        try:
-            sock.send(b"\r\n")
-            return not sock.recv(65536)
-        except TimeoutError:
-            return False
-        except OSError:
-            return True
-
-    until(closed)
-    sock.close()
-
-
-BROKEN_FRAMES = {
-    "no HTTP": b"hello there\r\n\r\n",
-    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 100,
-    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "two lengths": request(GOOD, b"content-length: 5"),
-    "length and chunks": request(GOOD, b"transfer-encoding: chunked"),
-    "a negative length": request(GOOD, length=-1),
-    "a length that is a word": b"POST / HTTP/1.1\r\ncontent-length: many\r\n\r\n",
-    "a header without a colon": b"GET / HTTP/1.1\r\nhost\r\n\r\n",
-    "a folded header": b"GET / HTTP/1.1\r\nhost: x\r\n folded\r\n\r\n",
-    "a control character in a header": b"GET / HTTP/1.1\r\nhost: x\x00y\r\n\r\n",
-    "a bare line feed in a header": b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-a: b\nx-slimserve-note: forged\r\n\r\nx",
-    "a broken chunk": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    b"transfer-encoding: chunked\r\n\r\nnot hex\r\n",
-}
-
-
-@pytest.mark.parametrize("frame", BROKEN_FRAMES.values(), ids=BROKEN_FRAMES.keys())
-def test_a_broken_frame(door: Door, frame: bytes) -> None:
-    raw = raw_exchange(door, frame)
-    assert status_of(raw) == 400
-    assert error_of(raw)["code"] == "invalid_http"
-    assert b"forged" not in raw
-
-
-def test_too_many_headers(door: Door) -> None:
-    raw = raw_exchange(door, request(GOOD, *[b"x-%d: y" % number for number in range(200)]))
-    assert status_of(raw) == 431
-    assert error_of(raw)["code"] == "too_many_headers"
-
-
-@pytest.mark.parametrize("end", [b"\r\n\r\n", b""], ids=["complete", "without end"])
-@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nx-a: "], ids=["request line", "header"])
-def test_a_head_that_is_too_large(door: Door, start: bytes, end: bytes) -> None:
-    sock = door.send(start)
-    raw = b""
-    try:
-        for _ in range(100):
-            sock.sendall(b"a" * 4096)
-        sock.sendall(end)
-        raw = receive_all(sock)
-    except OSError:
-        pass  # closed while we still sent
-    sock.close()
-    if raw and not raw.startswith(b"<reset>"):
-        assert status_of(raw) == 431
-
-
 def test_header_injection_by_an_origin_and_a_path(door: Door) -> None:
     answer = door.ask(headers={"Origin": "http://x\x0bset-cookie: a=b"})
     assert "set-cookie" not in answer.headers
@@ -307,46 +192,9 @@ def test_errors_speak_the_dialect(door: Door) -> None:
     assert answer.json["error"]["type"] == "invalid_request_error"
 
 
-def test_an_upgrade_is_not_made(door: Door) -> None:
-    for wanted in (b"websocket", b"h2c"):
-        raw = raw_exchange(
-            door,
-            b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: " + wanted + b"\r\n\r\n",
-        )
-        assert status_of(raw) == 200
-
-
-def test_pipelined_requests_are_answered_in_order(door: Door) -> None:
-    get = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
-    last = b"GET /nowhere HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-    raw = raw_exchange(door, request(GOOD) + get + last)
-    assert [int(part[:3]) for part in raw.split(b"HTTP/1.1 ")[1:]] == [200, 200, 404]
-
-
-def test_garbage_behind_a_running_request_does_not_break_into_its_answer(door: Door) -> None:
-    body = json.dumps(chat(chunks=5, interval=0.1) | {"stream": True}).encode()
-    sock = door.send(request(body))
-    seen = sock.recv(65536)
-    sock.sendall(b"\x00\x01\x02 garbage\r\n\r\n")
-    seen += receive_all(sock)
-    sock.close()
-    assert seen.count(b"HTTP/1.1 ") == 1
-
-
 def test_a_rest_of_a_body_that_never_comes_is_not_waited_for(door: Door) -> None:
     raw = raw_exchange(door, request(b"{", b"x-pad: y", length=50_000, path=b"/nowhere"))
     assert status_of(raw) == 404
-
-
-def test_a_body_is_not_asked_for_when_the_answer_is_known(door: Door) -> None:
-    raw = raw_exchange(door, request(b"", b"expect: 100-continue", length=10, path=b"/nowhere"))
-    assert status_of(raw) == 404
-    assert b"100 Continue" not in raw
-    sock = door.send(request(b"", b"expect: 100-continue", b"connection: close", length=len(GOOD)))
-    assert b"100 Continue" in sock.recv(65536)
-    sock.sendall(GOOD)
-    assert status_of(receive_all(sock)) == 200
-    sock.close()
 
 
 def test_a_tcp_client_cannot_pass_for_the_supervisor(door: Door, tmp_path: Path) -> None:

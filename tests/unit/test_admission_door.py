@@ -35,7 +35,7 @@ def make(tmp_path: Path) -> Iterator[MakeDoor]:
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     """One with short graces, for tests that leave it as they found it."""
-    graces = {"exchange.LISTEN_SECONDS": 0.1, "exchange.GRACE_SECONDS": 0.3, "listener.UNREAD_SECONDS": 0.5}
+    graces = {"exchange.LISTEN_SECONDS": 0.1, "exchange.GRACE_SECONDS": 0.3, "protocol.UNREAD_SECONDS": 0.5}
     door = Door(tmp_path_factory.mktemp("door") / "a", graces, thinking="keep")
     yield door
     door.stop()

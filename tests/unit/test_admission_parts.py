@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from slimserve.admission import bodies, exchange, listener
+from slimserve.admission import bodies, exchange, protocol
 from slimserve.admission.config import Config
 from slimserve.admission.exchange import Exchange
 from slimserve.admission.listener import Listener
@@ -286,7 +286,7 @@ def test_a_descriptor_that_is_no_socket() -> None:
 def test_the_next_request_is_waited_for_after_a_body_that_came_late(
     listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(protocol, "KEEP_ALIVE_SECONDS", 0.05)
 
     async def case() -> None:
         door = Listener(ok, listening.fileno())
