@@ -310,6 +310,11 @@ POLICIES: tuple[Policy, ...] = (
         "No key and no variable is given that nothing reads.",
         "A misspelt setting is lost in silence, and the default wins.",
     ),
+    Policy(
+        "one-grammar-backend",
+        "One backend follows the grammars of requests.",
+        "Another that takes over in silence was seen to use up the memory for what the first had refused.",
+    ),
     Policy("telemetry-off", "The engine reports to nobody.", "It runs on hardware people own."),
 )
 

@@ -21,6 +21,9 @@ from slimserve.admission.rejection import Rejected
 BODY_SECONDS = 10.0
 BYTES_PER_SECOND = 64 << 10
 MAX_DEPTH = 100
+# Objects and lists in one body, which the engine's reader turns into its own, one by one, while all else waits. A
+# conversation of ten thousand turns has as many.
+MAX_CONTAINERS = 50_000
 
 _JSON_TYPE = re.compile(rb'application/json(?:\s*;\s*charset\s*=\s*"?utf-?8"?)?\s*;?', re.IGNORECASE)
 _OPENING = re.compile(rb"[\[{]")
@@ -135,7 +138,7 @@ def parse(body: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise _bad("it must be one JSON object")
     if len(_OPENING.findall(body)) > MAX_DEPTH:
-        _check_depth(data)
+        _check_shape(data)
     return data
 
 
@@ -165,9 +168,13 @@ def _finite(text: str) -> float:
     return value
 
 
-def _check_depth(data: object) -> None:
+def _check_shape(data: object) -> None:
     level: list[Any] = [data]
+    count = 0
     for _ in range(MAX_DEPTH):
+        count += len(level)
+        if count > MAX_CONTAINERS:
+            raise _bad(f"it has more than {MAX_CONTAINERS} objects and lists, such as messages and tools")
         inside = (item.values() if isinstance(item, dict) else item for item in level)
         level = [value for values in inside for value in values if type(value) in (dict, list)]
         if not level:

@@ -16,6 +16,11 @@ STATE_PATH = "/slimserve/state"
 ACCEPT_PATH = "/slimserve/accept"
 DRAIN_PATH = "/slimserve/drain"
 
+# What a body has room for: a token of text is four bytes or so, of escaped text twelve; the rest is for all that is no
+# prompt. A longer prompt than the context would be refused all the same, after its tokens were counted.
+BYTES_PER_TOKEN = 16
+BYTES_BESIDE = 64 << 10
+
 Sha256 = Annotated[str, Matching(r"[0-9a-f]{64}", "64 hex digits")]
 
 
@@ -28,9 +33,10 @@ class Config:
         max_model_len: context in tokens; a request for more output is refused.
         fair_share: whether the cap is shared out evenly over the API keys that have work.
         queue: how many requests may wait at the door and for how long; None: it answers 429 at once.
-        max_body_bytes: size of a request's body.
+        max_body_bytes: size of a request's body; `body_bytes` may be less.
         greedy: what becomes of a request for greedy sampling.
         thinking: what becomes of a request without thinking; None: the model does not think.
+        tools: whether the engine can call tools.
         efforts: `reasoning_effort` as clients say it -> as the template knows it.
         keys_file: file of named key hashes (`keys`).
         keys_file_awaited: whether it need not be there yet, and counts from the moment in which it is.
@@ -47,6 +53,7 @@ class Config:
     max_body_bytes: Annotated[int, Between(1, 1 << 32)] = 16 << 20
     greedy: Greedy = "replace"
     thinking: Thinking | None = None
+    tools: bool = True
     efforts: dict[Line, Line] = field(default_factory=dict)
     keys_file: Line | None = None
     keys_file_awaited: bool = False
@@ -54,6 +61,10 @@ class Config:
     origins: tuple[Line, ...] = ()
     control: Line | None = None
     listen_fd: Annotated[int, Between(0, 1 << 20)] | None = None
+
+    def body_bytes(self, prompts: int = 1) -> int:
+        """Size of a request's body at most, by what so many prompts have use for."""
+        return min(self.max_body_bytes, prompts * self.max_model_len * BYTES_PER_TOKEN + BYTES_BESIDE)
 
     def to_text(self) -> str:
         """The value of the variable."""

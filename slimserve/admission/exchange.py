@@ -12,9 +12,11 @@ from typing import Any
 
 from slimserve.admission.answers import Watch
 from slimserve.admission.asgi import App, Message, Receive, Scope, Send
+from slimserve.admission.bodies import dump
 from slimserve.admission.metrics import Metrics
 from slimserve.admission.notes import Note
 from slimserve.admission.progress import Progress
+from slimserve.admission.replies import answer, engine_refusal, error_body, status_of
 from slimserve.admission.routes import Dialect
 from slimserve.admission.slots import Slot
 
@@ -25,7 +27,12 @@ LISTEN_SECONDS = 1.0
 # What the engine may take to end a request whose client is gone.
 GRACE_SECONDS = 10.0
 
+# An error of the engine is a line; what is longer is none.
+MAX_ERROR_BYTES = 1 << 20
+
 _DONE = b"data: [DONE]\n\n"
+# How an error begins in a stream: no piece of an answer does.
+_FAILED = (b'data: {"error":', b"event: error\n")
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +48,22 @@ class Exchange:
         metrics: where an exhausted answer is counted.
         notes: for the response's headers.
         watched: dialect and number of answers, if they are to be watched for thinking that ate the whole budget.
+        path: of the request, which decides the form of errors.
+        grammar: the field of the request that holds a grammar.
     """
 
     __slots__ = (
-        "_body",
         "_complete",
         "_ended",
+        "_error",
         "_gave_up",
+        "_grammar",
         "_held_start",
         "_listener",
         "_listening",
         "_metrics",
         "_notes",
+        "_path",
         "_progress",
         "_receive",
         "_send",
@@ -62,6 +73,7 @@ class Exchange:
         "_timer",
         "_watch",
         "_watched",
+        "body",
         "gone",
         "since",
         "started",
@@ -78,6 +90,8 @@ class Exchange:
         metrics: Metrics,
         notes: tuple[Note, ...] = (),
         watched: tuple[Dialect, int] | None = None,
+        path: str = "",
+        grammar: str | None = None,
     ) -> None:
         self.status = 0
         self.started = False
@@ -85,12 +99,15 @@ class Exchange:
         self.since: float | None = None
         self._receive = receive
         self._send = send
-        self._body = body
+        self.body = body
         self._slot = slot
         self._progress = progress
         self._metrics = metrics
         self._notes = notes
         self._watched = watched
+        self._path = path
+        self._grammar = grammar
+        self._error: bytearray | None = None
         self._watch: Watch | None = None
         self._streamed = False
         self._held_start: Message | None = None
@@ -106,7 +123,7 @@ class Exchange:
     def outcome(self) -> str:
         """How it ended, in a word for the counters."""
         if self._complete:
-            return "ok" if self.status < 400 else "error"
+            return "ok" if self.status < 400 else "refused by the engine" if self.status < 500 else "error"
         return "disconnected" if self.gone else "error"
 
     async def run(self, app: App, scope: Scope) -> None:
@@ -126,8 +143,8 @@ class Exchange:
 
     async def receive(self) -> Message:
         """ASGI's receive, as the engine sees it."""
-        if self._body is not None:
-            body, self._body = self._body, None
+        if self.body is not None:
+            body, self.body = self.body, None
             return {"type": "http.request", "body": body, "more_body": False}
         if self._listener is not None:
             return await asyncio.shield(self._listener)
@@ -142,8 +159,13 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """ASGI's send, as the engine sees it."""
+        if self._error is not None:
+            await self._put_into_words(self._error, message)
+            return
         if message["type"] == "http.response.body":
             more = message.get("more_body", False)
+            if self._streamed and message.get("body", b"").startswith(_FAILED):
+                message = self._mend_event(message)
             if self._watch is not None:
                 message = self._look(self._watch, message, more)
             if not more:
@@ -154,6 +176,9 @@ class Exchange:
                 await self._send(start)
         else:
             message = self._begin(message)
+            if self.status >= 400:
+                self._error = bytearray()
+                return
             if self._watch is not None and not self._streamed:
                 # Whether there is a note to put in the header is known from the body.
                 self._held_start = message
@@ -171,13 +196,31 @@ class Exchange:
         self._complete = message["type"] == "http.response.body"
         await self._send(message)
 
+    async def _put_into_words(self, body: bytearray, message: Message) -> None:
+        """Pass on an error of the engine, once it is complete, in the words of this endpoint."""
+        body += message.get("body", b"")[: MAX_ERROR_BYTES - len(body)]
+        if message.get("more_body", False):
+            return
+        refusal = engine_refusal(self.status, bytes(body), self._grammar)
+        self.status = refusal.status
+        for part in answer(refusal.status, error_body(refusal, self._path)):
+            await self.pass_on(part)
+
+    def _mend_event(self, message: Message) -> Message:
+        """An error within a stream, in the words of this endpoint."""
+        event, _, rest = message["body"].partition(b"data: ")
+        data, end, rest = rest.partition(b"\n\n")
+        refusal = engine_refusal(status_of(data), data, self._grammar)
+        self.status = refusal.status
+        return {**message, "body": event + b"data: " + dump(error_body(refusal, self._path)) + end + rest}
+
     def _begin(self, message: Message) -> Message:
         self.status = message["status"]
         headers = list(message.get("headers", ()))
+        self._streamed = any(
+            name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
+        )
         if self._watched is not None and self.status == 200:
-            self._streamed = any(
-                name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
-            )
             self._watch = Watch(self._watched[0], self._streamed, self._watched[1])
         if not self._notes:
             return message
@@ -203,7 +246,7 @@ class Exchange:
 
     def _listen(self) -> None:
         """See to it that somebody listens, from now on."""
-        if self._listening or self._body is not None:
+        if self._listening or self.body is not None:
             self._timer = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._listen)
         else:
             self._listener = asyncio.create_task(self._hear())

@@ -33,6 +33,8 @@ from slimserve.profile import ID_PATTERN
 REREAD_SECONDS = 1.0
 MAX_FILE_BYTES = 1 << 20
 MAX_KEY_BYTES = 512
+# So many wrong lines tell that a file is wrong; a megabyte of them would take seconds to put into words.
+MAX_FINDINGS = 20
 # One more key, and its name; no key of the file may have that.
 API_KEY_VARIABLE = "SLIMSERVE_API_KEY"
 ENVIRONMENT = "environment"
@@ -62,8 +64,8 @@ def parse(text: str, where: Path) -> dict[str, str]:
     """The keys of a file's text: name -> 64 hex digits.
 
     Raises:
-        Refused: with every line that is wrong. No line is quoted, since what is wrong with one may be that it holds
-            the key itself.
+        Refused: with the first 20 lines that are wrong. No line is quoted, since what is wrong with one may be that it
+            holds the key itself.
     """
     keys: dict[str, str] = {}
     findings = []
@@ -71,7 +73,10 @@ def parse(text: str, where: Path) -> dict[str, str]:
     def wrong(number: int, what: str, why: str, do: str) -> None:
         findings.append(Finding(what, why, do, f"{where}:{number}"))
 
+    hashes = set()
     for number, line in enumerate(text.split("\n"), 1):
+        if len(findings) == MAX_FINDINGS:
+            break
         line = line.strip()
         if not line or line.startswith("#"):
             continue
@@ -90,10 +95,11 @@ def parse(text: str, where: Path) -> dict[str, str]:
             wrong(number, f"a key is named {name}", f"that is the name of {API_KEY_VARIABLE}'s", "give it another name")
         elif name in keys:
             wrong(number, f"there are two keys named {name}", "a name means one key", "rename or remove one of them")
-        elif hashed in keys.values():
+        elif hashed in hashes:
             wrong(number, f"{name} is a key that has a name already", "removing one would leave it valid", "remove one")
         else:
             keys[name] = hashed
+            hashes.add(hashed)
     if findings:
         raise Refused(*findings)
     return keys
@@ -222,13 +228,14 @@ class Keyring:
         if self._awaited and not is_there(self._file):
             return self._keys
         self._awaited, self.required = False, True  # for good: who takes the file away opens nothing
+        before, self._text = self._text, None
         try:
-            text = _read(self._file)
-            if text != self._text:
-                read = parse(text, self._file)
+            self._text = _read(self._file)
+            if self._text != before:  # what was wrong with it then is as wrong now, and was said
+                read = parse(self._text, self._file)
                 self._keys = [*self._fixed, *((name, hashed.encode()) for name, hashed in read.items())]
+                self._complaint = ""
                 log.info("%d keys are read from %s", len(read), self._file)
-            self._text, self._complaint = text, ""
         except SlimserveError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from slimserve.admission import bodies
+from slimserve.admission import bodies, logs
 from slimserve.admission.asgi import App, Message, Receive, Scope, Send
 from slimserve.admission.bodies import Gone
 from slimserve.admission.config import ACCEPT_PATH, DRAIN_PATH, STATE_PATH, Config, from_environment
@@ -29,6 +29,9 @@ from slimserve.admission.routes import Access, Dialect, find
 from slimserve.admission.slots import Slot, Slots
 
 DRAIN_RETRY_SECONDS = 5
+# Requests that only count or convert tokens, at once: they share the threads in which prompts become tokens.
+MAX_BESIDE = 2
+BESIDE_RETRY_SECONDS = 1
 # So much of a body that nobody waits for may still come in behind the answer; beyond it the connection is closed,
 # after as much has been read and dropped as lets a client that is still sending come to read the answer.
 SMALL_BODY_BYTES = 64 << 10
@@ -88,6 +91,7 @@ class Admission:
         self.config = config = config or from_environment(os.environ)
         self.slots = Slots(config.max_in_flight, fair_share=config.fair_share, queue=config.queue)
         self.accepting = config.listen_fd is None
+        self._beside = 0
         self._app = app
         keys_file = Path(config.keys_file) if config.keys_file else None
         awaited, origins = config.keys_file_awaited, config.origins
@@ -122,6 +126,10 @@ class Admission:
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the public socket, when told to, for as long as the application lives."""
+        logs.install()
+        state = getattr(scope.get("app"), "state", None)
+        if state is not None:
+            ENGINE.has_work = state.engine_client.output_processor.has_unfinished_requests
         if self.config.listen_fd is not None:
             self._listener = Listener(scope.get("app", self), self.config.listen_fd)
         try:
@@ -156,15 +164,12 @@ class Admission:
             route = find(scope["method"], scope["path"]) if not scope.get("root_path") else None
             if route is None or route.access is Access.CLOSED:
                 raise Rejected(
-                    404, "there is no such route here: see the documentation for those that are", code="no_such_route"
+                    404, "there is no such route here: docs/security.md lists those that are", code="no_such_route"
                 )
             holder = self._keyring.holder(headers) if route.access is Access.KEYED else None
             dialect = route.dialect
             if dialect is None:
-                body = None
-                if scope["method"] not in ("GET", "HEAD"):
-                    body = await bodies.read(ahead, headers, self.config.max_body_bytes)
-                await self._hand_over(Exchange(ahead, send, body, None, ENGINE, self._metrics), scope)
+                await self._convert(scope, ahead, send)
             else:
                 await self._generate(began, dialect, holder or "", scope, ahead, send)
         except Gone:
@@ -176,6 +181,29 @@ class Admission:
             else:
                 self._metrics.request(dialect.value, f"rejected: {rejected.code}").inc()
             await _refuse(rejected, scope, ahead, send)
+
+    async def _convert(self, scope: Scope, receive: Ahead, send: Send) -> None:
+        """Serve a request that generates nothing."""
+        exchange = Exchange(receive, send, None, None, ENGINE, self._metrics, path=scope["path"])
+        if scope["method"] == "GET":
+            await self._hand_over(exchange, scope)
+            return
+        bodies.check_type(scope["headers"])
+        exchange.body = await bodies.read(receive, scope["headers"], self.config.body_bytes())
+        bodies.parse(exchange.body)
+        if self._beside >= MAX_BESIDE:
+            raise Rejected(
+                429,
+                f"{MAX_BESIDE} requests that count or convert tokens are under way, which is the most at once; "
+                f"come back in {BESIDE_RETRY_SECONDS} s",
+                code="too_many_beside",
+                headers={"Retry-After": str(BESIDE_RETRY_SECONDS)},
+            )
+        self._beside += 1
+        try:
+            await self._hand_over(exchange, scope)
+        finally:
+            self._beside -= 1
 
     async def _generate(
         self, began: float, dialect: Dialect, holder: str, scope: Scope, receive: Ahead, send: Send
@@ -193,7 +221,8 @@ class Admission:
         taken = time.perf_counter()
         try:
             bodies.check_type(scope["headers"])
-            body = await bodies.read(receive, scope["headers"], self.config.max_body_bytes)
+            prompts = self.config.max_in_flight if dialect in (Dialect.COMPLETIONS, Dialect.BATCH_CHAT) else 1
+            body = await bodies.read(receive, scope["headers"], self.config.body_bytes(prompts))
             complete = time.perf_counter()
             judged = judge(dialect, bodies.parse(body), self.config)
             await slot.grow(judged.count)
@@ -205,7 +234,18 @@ class Admission:
             for note in judged.notes:
                 self._metrics.note(note.value).inc()
             watched = None if self.config.thinking is None else (dialect, judged.count)
-            exchange = Exchange(receive, send, body, slot, ENGINE, self._metrics, judged.notes, watched)
+            exchange = Exchange(
+                receive,
+                send,
+                body,
+                slot,
+                ENGINE,
+                self._metrics,
+                judged.notes,
+                watched,
+                path=scope["path"],
+                grammar=judged.grammar,
+            )
             self._metrics.waited.observe(taken - asked)
             self._metrics.own.observe(asked - began + time.perf_counter() - complete)
             try:

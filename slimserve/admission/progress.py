@@ -2,7 +2,8 @@
 
 `/health` of a frozen engine still says 200, so this is what tells the supervisor. A request counts while the next move
 is the engine's: not before it is handed over, and not while a client is slow to read what was sent to it. Otherwise a
-client that stops reading could have the engine restarted.
+client that stops reading could have the engine restarted. Nor does the time count in which nothing has come to the core
+yet, because the text of the requests is still being turned into tokens: that makes no step, and needs none.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Progress:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
+        self.has_work: Callable[[], bool] = lambda: True
+        """whether the engine's core was given anything that it has not finished"""
         self.last = clock()
         self.waiting: set[Waiting] = set()
 
@@ -38,6 +41,8 @@ class Progress:
     @property
     def stalled_seconds(self) -> float:
         """Seconds since the last step, or since somebody has waited if that is later; 0 while nobody waits."""
+        if self.waiting and not self.has_work():
+            self.mark()
         since = min((each.since for each in self.waiting if each.since is not None), default=None)
         return 0.0 if since is None else self.clock() - max(self.last, since)
 

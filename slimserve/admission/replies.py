@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -37,6 +38,66 @@ def error_body(rejected: Rejected, path: str = "") -> dict[str, Any]:
         return {"type": "error", "error": {"type": kind, "message": rejected.message}}
     kind = _OPENAI.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": rejected.message, "type": kind, "param": rejected.param, "code": rejected.code}}
+
+
+# How the engine words what is about its own inside.
+_TOO_LONG = re.compile(r"This model's maximum context length is|.*longer than the maximum model length")
+_DEAD = "EngineCore"
+_INNER = re.compile(r"\d+ validation errors? for [A-Z]")
+_CHECKED = re.compile(r"\d+ validation errors?:\n")
+_WRONG_FIELD = re.compile(r"""'loc': '(?:body\.)?([^']*)', 'msg': ('[^']*'|"[^"]*")""")
+
+
+def engine_refusal(status: int, body: bytes, grammar: str | None = None) -> Rejected:
+    """What the engine answered instead of a result, as an error of this endpoint.
+
+    Args:
+        status: of the answer, 400 to 599.
+        body: JSON, in either dialect's form; anything else is put into general words.
+        grammar: the field of the request that holds a grammar, which the engine answers with a failure if it cannot
+            follow it.
+    """
+    try:
+        error = json.loads(body)["error"]
+        message, param = str(error["message"]), error.get("param")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message, param = "", None
+    if status >= 500 or _INNER.match(message) or _DEAD in message:
+        if grammar is not None and _DEAD not in message and status in (400, 500):
+            return Rejected(
+                400,
+                f"{grammar}: the engine cannot follow this grammar; its log says why. Write it more plainly.",
+                param=grammar,
+                code="invalid_grammar",
+            )
+        return Rejected(
+            max(status, 500),
+            "the engine failed at this request; its log says why. Send it again: if that fails too, the request or the"
+            " engine is at fault.",
+            code="engine_error",
+        )
+    if _CHECKED.match(message):
+        wrong = dict(_WRONG_FIELD.findall(message))
+        message = "; ".join(f"{field}: {said[1:-1]}" for field, said in wrong.items()) or message
+        param = next(iter(wrong), param)
+    elif _TOO_LONG.match(message):
+        return Rejected(status, message, param=None, code="context_length_exceeded")
+    code = "model_not_found" if status == 404 and "model" in message else "refused_by_engine"
+    return Rejected(
+        status,
+        message or "the engine refused this request without a reason",
+        param=param if isinstance(param, str) else None,
+        code=code,
+    )
+
+
+def status_of(error: bytes) -> int:
+    """The status that an error in a stream would have had as an answer of its own."""
+    try:
+        code = json.loads(error)["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        return 500
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
 
 
 def answer(status: int, data: object, headers: Mapping[str, str] | None = None) -> tuple[Message, Message]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimserve.admission.config import Config
+from slimserve.admission.grammars import check_grammars
 from slimserve.admission.notes import Note
 from slimserve.admission.numbers import MAX_INTEGER, Range, check_numbers, shown, whole
 from slimserve.admission.rejection import Rejected
@@ -41,12 +42,14 @@ class Judged:
         changed: whether it differs from the one that came in.
         count: sequences that it generates at once, all of them in flight.
         notes: what was changed.
+        grammar: the field that holds a grammar; None: none does.
     """
 
     body: dict[str, Any]
     changed: bool
     count: int
     notes: tuple[Note, ...] = ()
+    grammar: str | None = None
 
 
 def judge(dialect: Dialect, body: dict[str, Any], config: Config) -> Judged:
@@ -62,10 +65,12 @@ def judge(dialect: Dialect, body: dict[str, Any], config: Config) -> Judged:
     check_numbers(body)
     _check_output(dialect, body, config.max_model_len)
     _check_internal(body)
+    _check_carried(dialect, body, config)
+    grammar = check_grammars(body)
     count = _count(dialect, body, config.max_in_flight)
     sampled, greedy_notes = never_greedy(body, config)
     thought, thinking_notes = always_thinking(dialect, sampled, config)
-    return Judged(thought, thought is not body, count, (*greedy_notes, *thinking_notes))
+    return Judged(thought, thought is not body, count, (*greedy_notes, *thinking_notes), grammar)
 
 
 def _check_output(dialect: Dialect, body: dict[str, Any], max_model_len: int) -> None:
@@ -95,6 +100,34 @@ def _check_internal(body: dict[str, Any]) -> None:
             param="background",
             code="unsupported_field",
         )
+
+
+def _check_carried(dialect: Dialect, body: dict[str, Any], config: Config) -> None:
+    """Refuse what needs a part of the engine that this profile does without."""
+    if not config.tools and body.get("tools") and _choice(body) != "none":
+        message = "tools: this profile does not carry tool calling. Leave tools and tool_choice out."
+        raise Rejected(400, message, param="tools", code="unsupported_field")
+    if config.thinking is None:
+        thinking = body.get("thinking")
+        enabled = dialect is Dialect.ANTHROPIC and isinstance(thinking, dict) and thinking.get("type") == "enabled"
+        budget = body.get("thinking_token_budget") not in (None, -1)
+        if enabled or budget:
+            field = "thinking" if enabled else "thinking_token_budget"
+            message = f"{field}: this profile's model does not think. Leave {field} out."
+            raise Rejected(400, message, param=field, code="unsupported_field")
+    # `store` is true in clients that do not mean it, since it is so where nothing is said.
+    if body.get("previous_response_id") is not None:
+        raise Rejected(
+            400,
+            "previous_response_id is not served here: no response is stored. Send the whole conversation as input.",
+            param="previous_response_id",
+            code="unsupported_field",
+        )
+
+
+def _choice(body: dict[str, Any]) -> object:
+    choice = body.get("tool_choice")
+    return choice.get("type") if isinstance(choice, dict) else choice
 
 
 def _count(dialect: Dialect, body: dict[str, Any], cap: int) -> int:

@@ -28,6 +28,7 @@ FIXED: tuple[tuple[str, Any, str], ...] = (
     ("allowed_origins", [], "loopback"),
     ("generation_config", "auto", "never-greedy"),
     ("fail_on_environ_validation", True, "nothing-unread"),
+    ("structured_outputs_config", {"backend": "xgrammar"}, "one-grammar-backend"),
 )
 FIXED_ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
     ("HF_HUB_OFFLINE", "1", "pinned-revision"),

@@ -29,6 +29,7 @@ def configure(
         origins: origins of web pages that may call.
     """
     profile, model = plan.subject.profile, plan.subject.model
+    automatic = profile.engine.enable_auto_tool_choice
     admission, policy = profile.admission, profile.policy
     optional = {
         "fair_share": admission.fair_share,
@@ -42,6 +43,7 @@ def configure(
     return Config(
         max_in_flight=admission.max_in_flight.value,
         max_model_len=profile.engine.max_model_len.value,
+        tools=automatic is not None and automatic.value,
         efforts=model.reasoning_effort.table() if model.reasoning_effort else {},
         keys_file=None if keys is None or keys.file is None else str(keys.file),
         keys_file_awaited=keys is not None and keys.awaited,

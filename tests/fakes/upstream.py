@@ -12,7 +12,8 @@ What becomes of a request is in its body, under `fake`:
     chunks: pieces of a stream (3)        interval: seconds between them (0)     delay: seconds before the answer (0)
     text: of each piece                   thought: nothing but a thought, cut by its length
     raise: an exception before the answer, or after so many pieces               exit: the process ends after as many
-    status: an error of the engine's own  freeze: no answer, ever
+    status: an error of the engine's own  fail: one in the stream, after so many pieces      words: of either
+    freeze: no answer, ever
     stay: going on after the client is gone, whatever is done to end it          deaf: never asking whether it is there
 
 `GET /fake/state`, past the door, tells what it saw; `/fake/metrics` is what the door counts.
@@ -132,6 +133,11 @@ async def reply(send: Send, status: int, data: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def refusal(fake: dict[str, Any], status: int) -> dict[str, Any]:
+    """An error in the engine's own words."""
+    return {"error": {"message": fake.get("words", "as told"), "type": "BadRequestError", "code": status}}
+
+
 async def answer(body: dict[str, Any], fake: dict[str, Any], send: Send) -> None:
     loop = asyncio.get_running_loop()
     if fake.get("freeze"):
@@ -143,7 +149,7 @@ async def answer(body: dict[str, Any], fake: dict[str, Any], send: Send) -> None
     thought = bool(fake.get("thought"))
     text = fake.get("text", " word")
     if "status" in fake:
-        await reply(send, fake["status"], {"error": {"message": "as told", "type": "BadRequestError"}})
+        await reply(send, fake["status"], refusal(fake, fake["status"]))
         return
     if not body.get("stream"):
         message = {"role": "assistant", "content": None if thought else text, "reasoning": text if thought else None}
@@ -162,6 +168,10 @@ async def answer(body: dict[str, Any], fake: dict[str, Any], send: Send) -> None
             os._exit(9)
         if fake.get("raise") == number:
             raise RuntimeError("a secret of the engine's")
+        if fake.get("fail") == number:
+            failed = b"data: " + json.dumps(refusal(fake, 500)).encode() + b"\n\ndata: [DONE]\n\n"
+            await send({"type": "http.response.body", "body": failed, "more_body": False})
+            return
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     last = event("", thought, "length" if thought else "stop") + b"data: [DONE]\n\n"
     await send({"type": "http.response.body", "body": last, "more_body": True})

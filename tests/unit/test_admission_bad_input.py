@@ -15,7 +15,9 @@ from waiting import until
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     deadlines = {"bodies.BODY_SECONDS": 1.0, "protocol.REST_SECONDS": 1.0}
-    door = Door(tmp_path_factory.mktemp("door") / "a", deadlines, max_in_flight=4, max_body_bytes=1 << 20)
+    door = Door(
+        tmp_path_factory.mktemp("door") / "a", deadlines, max_in_flight=4, max_model_len=1 << 17, max_body_bytes=1 << 20
+    )
     yield door
     door.stop()
 

@@ -152,11 +152,72 @@ def test_an_exception_in_the_stream_closes_it_short(door: Door) -> None:
     door.empty()
 
 
-def test_an_error_of_the_engine_passes_as_it_is(door: Door) -> None:
+def test_an_error_of_the_engine_keeps_its_status_and_gets_our_form(door: Door) -> None:
     answer = door.ask(status=404)
     assert answer.status == 404
-    assert answer.json == {"error": {"message": "as told", "type": "BadRequestError"}}
+    assert answer.json["error"] == {
+        "message": "as told", "type": "not_found_error", "param": None, "code": "refused_by_engine"
+    }  # fmt: skip
+    answer = door.ask(path="/v1/messages", status=400)
+    assert answer.json == {"type": "error", "error": {"type": "invalid_request_error", "message": "as told"}}
     door.empty()
+
+
+def test_a_failure_of_the_engine_at_a_grammar_is_the_request_s(door: Door) -> None:
+    grammar = {"response_format": {"type": "json_object"}}
+    answer = door.ask(grammar, status=500)
+    assert (answer.status, answer.json["error"]["param"]) == (400, "response_format")
+    answer = door.ask(grammar, status=500, words="EngineCore encountered an issue. See stack trace (above)")
+    assert (answer.status, answer.json["error"]["code"]) == (500, "engine_error")
+    answer = door.ask(status=500)
+    assert (answer.status, answer.json["error"]["code"]) == (500, "engine_error")
+    assert "as told" not in answer.json["error"]["message"]
+
+
+def test_an_error_in_a_stream_gets_our_form(door: Door) -> None:
+    inside = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        raw = door.ask({"stream": True}, path=path, fail=1, words=inside).body
+        assert b"EngineCore" not in raw
+        event = next(line for line in raw.split(b"\n") if line.startswith(b"data: ") and b"its log says why" in line)
+        error = json.loads(event.removeprefix(b"data: "))
+        assert error["error"]["type"] == ("api_error" if path == "/v1/messages" else "server_error")
+        assert raw.endswith(b"data: [DONE]\n\n")
+        assert raw.count(b"word") == 1
+    refused = door.ask({"stream": True, "response_format": {"type": "json_object"}}, fail=0, words="Internal").body
+    assert b'"param":"response_format"' in refused
+    door.empty()
+
+
+def test_tokens_are_counted_for_few_at_once(make: MakeDoor) -> None:
+    door = make()
+    held = [door.send(request(json.dumps(chat(freeze=True)).encode(), path=b"/tokenize")) for _ in range(2)]
+    until(lambda: door.seen["in_flight"] == 2)
+    answer = door.ask(path="/v1/messages/count_tokens")
+    assert (answer.status, answer.json["error"]["type"]) == (429, "rate_limit_error")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert door.ask(path="/v1/models", method="GET").status == 200
+    assert door.ask().status == 200
+    release(held)
+    until(lambda: door.ask(path="/tokenize").status == 200)
+
+
+def test_a_body_is_as_large_as_the_context_has_use_for(door: Door) -> None:
+    limit = 4096 * 16 + (64 << 10)
+    for path in ("/v1/chat/completions", "/tokenize"):
+        assert door.ask({"user": "x" * (limit - 1000)}, path=path).status == 200
+        answer = door.ask({"user": "x" * limit}, path=path)
+        assert (answer.status, answer.json["error"]["code"]) == (413, "body_too_large")
+    assert door.ask({"prompt": "x" * limit}, path="/v1/completions").status == 200  # it may bring several prompts
+
+
+def test_messages_without_number(door: Door) -> None:
+    for path in ("/v1/chat/completions/batch", "/v1/messages/count_tokens"):
+        answer = door.ask({"messages": [[]] * 50_001}, path=path)
+        assert answer.status == (400 if path.endswith("batch") else 413)
+    assert (
+        "50000 objects and lists" in door.ask({"messages": [[]] * 50_001}, "/v1/completions").json["error"]["message"]
+    )
 
 
 def test_a_body_is_passed_on_as_it_came_unless_it_was_changed(door: Door) -> None:
@@ -204,6 +265,8 @@ def test_what_is_counted(make: MakeDoor) -> None:
     door.ask()
     door.ask({"temperature": 0})
     door.ask(status=400)
+    door.ask(status=500)
+    door.ask({"stream": True}, fail=1, words="Internal server error")
     door.ask(b"{")
     door.ask(path="/nowhere")
     sock = door.start(freeze=True)
@@ -217,13 +280,18 @@ def test_what_is_counted(make: MakeDoor) -> None:
         name.split('outcome="')[1].rstrip('"}'): value for name, value in seen.items() if "requests_total{" in name
     }
     assert chats == {
-        "ok": 2, "error": 1, "rejected: invalid_body": 1, "rejected: too_many_in_flight": 1, "disconnected": 1
-    }  # fmt: skip
+        "ok": 2,
+        "refused by the engine": 1,
+        "error": 2,
+        "rejected: invalid_body": 1,
+        "rejected: too_many_in_flight": 1,
+        "disconnected": 1,
+    }
     assert seen['slimserve_denied_total{reason="no_such_route"}'] == 1
     assert seen['slimserve_notes_total{note="greedy_replaced"}'] == 1
     assert seen["slimserve_cap"] == 1
     assert seen["slimserve_in_flight"] == 0
-    assert seen["slimserve_wait_seconds_count"] == 4  # those that came through to the engine
+    assert seen["slimserve_wait_seconds_count"] == 6  # those that came through to the engine
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -293,7 +294,40 @@ def test_thinking_off_is_refused_where_the_profile_says_so(dialect: Dialect, fie
 @pytest.mark.parametrize("fields", SWITCHES, ids=json.dumps)
 @pytest.mark.parametrize("dialect", Dialect)
 def test_a_model_that_does_not_think_gets_the_request_as_it_is(dialect: Dialect, fields: dict[str, Any]) -> None:
-    assert judged(dialect, PLAIN, **fields).notes == ()
+    if "thinking_token_budget" in fields:
+        # The engine would name flags that nobody can set.
+        assert refused(dialect, PLAIN, **fields).code == "unsupported_field"
+    else:
+        assert judged(dialect, PLAIN, **fields).notes == ()
+
+
+def test_thinking_is_not_asked_of_a_model_that_does_not_think() -> None:
+    error = refused(Dialect.ANTHROPIC, PLAIN, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert (error.code, error.param) == ("unsupported_field", "thinking")
+    assert judged(Dialect.ANTHROPIC, PLAIN, thinking={"type": "adaptive"}).notes == ()
+    assert judged(Dialect.ANTHROPIC, thinking={"type": "enabled", "budget_tokens": 1024}).notes == ()
+
+
+TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("dialect", TEMPLATED)
+def test_tools_are_refused_where_the_engine_cannot_call_them(dialect: Dialect) -> None:
+    without = dataclasses.replace(PLAIN, tools=False)
+    for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": "required"}, {"tool_choice": {"type": "any"}}):
+        error = refused(dialect, without, tools=TOOLS, **choice)
+        assert error.param == "tools"
+        assert "does not carry tool calling" in error.message
+    for fields in ({"tools": []}, {"tools": TOOLS, "tool_choice": "none"}):
+        assert judged(dialect, without, **fields).notes == ()
+    assert judged(dialect, PLAIN, tools=TOOLS).notes == ()
+
+
+def test_no_response_is_kept() -> None:
+    error = refused(Dialect.RESPONSES, previous_response_id="resp_1")
+    assert error.param == "previous_response_id"
+    assert "no response is stored" in error.message
+    assert judged(Dialect.RESPONSES, store=True).notes == ()
 
 
 def test_the_other_arguments_of_the_template_stay() -> None:
