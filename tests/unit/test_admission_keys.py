@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keys_support import ALICE, BOB, line, write
 
-from slimserve.admission.keys import Keyring, digest, load
+from slimserve.admission import keys
+from slimserve.admission.keys import Keyring, digest, load, parse
 from slimserve.admission.rejection import Rejected
 from slimserve.errors import Refused
 
@@ -78,6 +79,35 @@ def test_all_lines_that_are_wrong_are_named(tmp_path: Path) -> None:
         load(write(tmp_path / "keys", f"{ALICE}\n{line('bob', BOB)}{ALICE}\n"))
     assert [finding.where[-2:] for finding in caught.value.findings] == [":1", ":3"]
     assert ALICE not in str(caught.value)
+
+
+def test_a_file_of_nothing_but_wrong_lines_is_told_by_the_first_and_read_once(
+    file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    parsed: list[str] = []
+    ring = Keyring(file, {}, clock=clock)
+    good = file.read_text()
+    write(file, "x\n" * 500_000)
+    with pytest.raises(Refused) as caught:
+        load(file)
+    assert len(caught.value.findings) == keys.MAX_FINDINGS
+
+    def counted(text: str, where: Path) -> dict[str, str]:
+        parsed.append(text)
+        return parse(text, where)
+
+    monkeypatch.setattr(keys, "parse", counted)
+    for _ in range(3):
+        clock.now += 1
+        assert admits(ring, ALICE)
+    assert len(parsed) == 1
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    assert len(caplog.text) < 20_000
+    write(file, good)
+    clock.now += 1
+    assert admits(ring, ALICE)
+    assert len(parsed) == 2
 
 
 def test_a_file_that_others_can_touch_is_refused_with_the_remedy(file: Path) -> None:
