@@ -17,7 +17,8 @@ from slimserve.admission import bodies, logs
 from slimserve.admission.asgi import App, Message, Receive, Scope, Send
 from slimserve.admission.bodies import Gone
 from slimserve.admission.config import ACCEPT_PATH, DRAIN_PATH, STATE_PATH, Config, from_environment
-from slimserve.admission.exchange import NOTE_HEADER, Exchange
+from slimserve.admission.cors import with_cors
+from slimserve.admission.exchange import Exchange
 from slimserve.admission.keys import Keyring
 from slimserve.admission.listener import Listener
 from slimserve.admission.metrics import shared
@@ -37,14 +38,6 @@ BESIDE_RETRY_SECONDS = 1
 SMALL_BODY_BYTES = 64 << 10
 DROP_BYTES = 128 << 20
 DROP_SECONDS = 30.0
-
-# What browsers' clients of OpenAI's and Anthropic's interfaces send.
-_CORS_HEADERS = (
-    "anthropic-beta anthropic-dangerous-direct-browser-access anthropic-version authorization content-type "
-    "openai-beta openai-organization openai-project x-api-key x-request-id x-stainless-arch x-stainless-async "
-    "x-stainless-helper-method x-stainless-lang x-stainless-os x-stainless-package-version x-stainless-retry-count "
-    "x-stainless-runtime x-stainless-runtime-version x-stainless-timeout"
-).split()
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +92,7 @@ class Admission:
         self._metrics = shared()
         self._metrics.show(self.slots, ENGINE)
         self._listener: Listener | None = None
-        self._public: App = _with_cors(self._admit, config.origins) if config.origins else self._admit
+        self._public: App = with_cors(self._admit, config.origins) if config.origins else self._admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -313,16 +306,3 @@ async def _refuse(rejected: Rejected, scope: Scope, receive: Receive, send: Send
     if not unsure:
         await bodies.drop(receive, DROP_BYTES, DROP_SECONDS)
     await send({**body, "body": b""})
-
-
-def _with_cors(app: App, origins: tuple[str, ...]) -> App:
-    from starlette.middleware.cors import CORSMiddleware
-
-    cors: App = CORSMiddleware(  # type: ignore[assignment]  # its types are starlette's own names for the same
-        app,  # type: ignore[arg-type]
-        allow_origins=origins,
-        allow_methods=("GET", "POST"),
-        allow_headers=_CORS_HEADERS,
-        expose_headers=(NOTE_HEADER.decode(), "retry-after"),
-    )
-    return cors

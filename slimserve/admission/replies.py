@@ -43,9 +43,14 @@ def error_body(rejected: Rejected, path: str = "") -> dict[str, Any]:
 # How the engine words what is about its own inside.
 _TOO_LONG = re.compile(r"This model's maximum context length is|.*longer than the maximum model length")
 _DEAD = "EngineCore"
-_INNER = re.compile(r"\d+ validation errors? for [A-Z]")
-_CHECKED = re.compile(r"\d+ validation errors?:\n")
-_WRONG_FIELD = re.compile(r"""'loc': '(?:body\.)?([^']*)', 'msg': ('[^']*'|"[^"]*")""")
+_INNER = re.compile(r"\d+ validation errors? for \w+Response")
+_CHECKED = re.compile(r"\d+ validation errors?(:| for \w+)\n")
+# The field and what is wrong with it, in the two ways in which the engine prints pydantic's errors.
+_WRONG_FIELD = re.compile(
+    r"""'loc':\ '(?:body\.)?(?P<loc>[^']*)',\ 'msg':\ (?P<quote>['"])(?P<msg>.*?)(?P=quote)
+    |^(?P<field>\S+)\n\ \ (?P<said>.*?)\ \[type=""",
+    re.MULTILINE | re.VERBOSE,
+)
 
 
 def engine_refusal(status: int, body: bytes, grammar: str | None = None) -> Rejected:
@@ -77,8 +82,9 @@ def engine_refusal(status: int, body: bytes, grammar: str | None = None) -> Reje
             code="engine_error",
         )
     if _CHECKED.match(message):
-        wrong = dict(_WRONG_FIELD.findall(message))
-        message = "; ".join(f"{field}: {said[1:-1]}" for field, said in wrong.items()) or message
+        found = [match.groupdict() for match in _WRONG_FIELD.finditer(message)]
+        wrong = {each["loc"] or each["field"]: each["msg"] or each["said"] for each in found}
+        message = "; ".join(f"{field}: {said}" for field, said in wrong.items()) or message
         param = next(iter(wrong), param)
     elif _TOO_LONG.match(message):
         return Rejected(status, message, param=None, code="context_length_exceeded")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tiny_thinker import EFFORT_TOKENS, END_OF_THOUGHT, MAX_MODEL_LEN, NAME, Ans
 from slimserve.admission.config import Config
 from slimserve.admission.notes import Note
 from slimserve.admission.routes import Dialect
+from slimserve.engine.command import FIXED, flags
 
 CAP = 6
 EFFORTS = {"low": "low", "medium": "medium", "xhigh": "xhigh", "minimal": "low", "high": "xhigh", "max": "xhigh"}
@@ -45,6 +47,9 @@ def reason(answer: Answer) -> str:
     return str(message)
 
 
+BACKEND = [part for name, value, _ in FIXED if name == "structured_outputs_config" for part in flags(name, value)]
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A thinking model behind a door that keeps it thinking."""
@@ -53,7 +58,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     door = Config(max_in_flight=CAP, max_model_len=MAX_MODEL_LEN, thinking="keep", efforts=EFFORTS)
     # The parser of the larger models needs a package that is left out of a CPU install; this one reads the same tokens.
     more = ("--max-model-len", str(MAX_MODEL_LEN), "--reasoning-parser", "deepseek_r1")
-    with tiny_thinker.serving(home / "model", home, door, *more) as started:
+    with tiny_thinker.serving(home / "model", home, door, *more, *BACKEND) as started:
         yield started
 
 
@@ -209,6 +214,97 @@ def test_whatever_else_is_wrong_has_a_reason_or_an_answer(
         reason(answer)
 
 
+SCHEMAS: list[Any] = [
+    {"type": "array", "minItems": 1_000_000_000},
+    {"$ref": "#"},
+    {"type": "object", "minProperties": 1000},
+    {"type": "string", "pattern": "\\p{L}+(?<n>x)"},
+    {"type": "number", "multipleOf": 7},
+]
+
+
+def grammars(dialect: Dialect) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Grammars that the engine cannot follow, by the field that has to be named."""
+    for schema in SCHEMAS:
+        if dialect is Dialect.RESPONSES:
+            yield "text", {"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}
+        elif dialect is Dialect.ANTHROPIC:
+            yield "output_config", {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+        else:
+            named = {"name": "x", "schema": schema}
+            yield "response_format", {"response_format": {"type": "json_schema", "json_schema": named}}
+    if dialect in (Dialect.CHAT, Dialect.COMPLETIONS, Dialect.BATCH_CHAT):
+        for form in (
+            {"regex": "\\p{L}+(?<n>x)"},
+            {"grammar": "root ::= root"},
+            {"grammar": "root ::= root root | root"},
+            {"json": {"$ref": "#"}},
+        ):
+            yield "", {"structured_outputs": form}
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_the_engine_s_refusals_have_the_documented_forms(engine: Engine, dialect: Dialect) -> None:
+    long = [{"role": "user", "content": "a " * MAX_MODEL_LEN}]
+    texts: dict[Dialect, dict[str, Any]] = {
+        Dialect.COMPLETIONS: {"prompt": "a " * MAX_MODEL_LEN},
+        Dialect.RESPONSES: {"input": "a " * MAX_MODEL_LEN},
+        Dialect.BATCH_CHAT: {"messages": [long]},
+    }
+    too_long = ask(engine, dialect, **texts.get(dialect, {"messages": long}))
+    unknown = ask(engine, dialect, model="nobody/nothing")
+    assert (too_long.status, unknown.status) == (400, 404)
+    if dialect is Dialect.ANTHROPIC:
+        kinds = [answer.data["error"]["type"] for answer in (too_long, unknown)]
+        assert kinds == ["invalid_request_error", "not_found_error"]
+        return
+    assert too_long.data["error"]["type"] == "invalid_request_error"
+    assert too_long.data["error"]["code"] == "context_length_exceeded"
+    assert unknown.data["error"]["type"] == "not_found_error"
+    assert unknown.data["error"]["code"] == "model_not_found"
+
+
+def test_a_wrong_field_is_named_in_a_sentence(engine: Engine) -> None:
+    message = reason(ask(engine, Dialect.ANTHROPIC, max_tokens=8, system=3))
+    assert message.startswith("system")
+    assert "'loc'" not in message
+    assert "validation error" not in message
+
+
+def test_the_log_has_what_was_changed_and_no_traceback_for_a_client_s_error(engine: Engine) -> None:
+    before = len(engine.log.read_text())
+    assert ask(engine, Dialect.ANTHROPIC, temperature=0).status == 200
+    assert ask(engine, Dialect.ANTHROPIC, model="nobody/nothing").status == 404
+    long = [{"role": "user", "content": "a " * MAX_MODEL_LEN}]
+    assert ask(engine, Dialect.ANTHROPIC, messages=long).status == 400
+    said = engine.log.read_text()[before:]
+    assert "anthropic of anybody: greedy_replaced" in said
+    assert "Error in create_messages: This model's maximum context length" in said
+    assert "Traceback" not in said
+
+
+def test_few_count_tokens_at_once_and_generation_goes_on(engine: Engine) -> None:
+    text = "hello " * ((MAX_MODEL_LEN * 16 + (60 << 10)) // 6)
+    done = threading.Event()
+    statuses: list[int] = []
+
+    def count() -> None:
+        while not done.is_set():
+            statuses.append(engine.post("/tokenize", {"model": NAME, "prompt": text}).status)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert ask(engine, Dialect.CHAT).status == 200
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert set(statuses) <= {200, 429}
+    assert 200 in statuses
+
+
 @pytest.mark.parametrize("dialect", Dialect)
 def test_more_output_than_the_context_is_a_400_with_both_figures(engine: Engine, dialect: Dialect) -> None:
     field = FORMS[dialect][2]
@@ -260,20 +356,49 @@ def test_an_answer_after_the_thought_is_not_taken_for_one(engine: Engine, dialec
     assert Note.THINKING_EXHAUSTED.text not in answer.headers.get("x-slimserve-note", "")
 
 
-def test_a_model_that_does_not_think_takes_any_effort(
-    smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@pytest.fixture(scope="module")
+def plain(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A model that does not think: a grammar rules it from its first token on."""
     home = tmp_path_factory.mktemp("smollm2")
-    door = Config(max_in_flight=CAP, max_model_len=MAX_MODEL_LEN)
-    with tiny_thinker.serving(smollm2_folder, home, door, "--max-model-len", str(MAX_MODEL_LEN)) as engine:
-        for dialect in TEMPLATED:
-            bound = {FORMS[dialect][2]: 1}
-            plain = ask(engine, dialect, **bound).prompt_tokens
-            for fields in [*OFF, *(placed(place, word) for place in PLACES for word in ("minimal", "high", "ultra"))]:
-                answer = ask(engine, dialect, **fields, **bound)
-                if answer.status == 200:
-                    assert answer.prompt_tokens == plain, fields
-                else:
-                    reason(answer)
-            for word in ("low", "medium", "high", "none"):
-                assert ask(engine, dialect, reasoning_effort=word, **bound).status == 200
+    door = Config(max_in_flight=CAP, max_model_len=MAX_MODEL_LEN, tools=False)
+    with tiny_thinker.serving(smollm2_folder, home, door, "--max-model-len", str(MAX_MODEL_LEN), *BACKEND) as started:
+        yield started
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_a_grammar_that_cannot_be_followed_is_a_400(plain: Engine, dialect: Dialect) -> None:
+    for field, fields in grammars(dialect):
+        answer = ask(plain, dialect, **fields)
+        assert answer.status == 400, (fields, answer.status, answer.body)
+        assert answer.data["error"]["type"] == "invalid_request_error"
+        if dialect is not Dialect.ANTHROPIC and answer.data["error"]["code"] != "refused_by_engine":
+            assert str(answer.data["error"]["param"]).startswith(field), answer.body
+    answer = ask(plain, dialect)
+    assert answer.status == 200, answer.body
+
+
+def test_a_grammar_that_can_be_followed_still_is(plain: Engine) -> None:
+    answer = ask(plain, Dialect.COMPLETIONS, structured_outputs={"choice": ["yes"]})
+    assert answer.data["choices"][0]["text"] == "yes"
+
+
+def test_what_the_profile_does_not_carry_is_said_without_a_flag(plain: Engine) -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    for fields in ({"tools": [tool]}, {"thinking_token_budget": 100}):
+        message = reason(ask(plain, Dialect.CHAT, **fields))
+        assert "this profile" in message
+        assert "--" not in message
+
+
+def test_a_model_that_does_not_think_takes_any_effort(plain: Engine) -> None:
+    for dialect in TEMPLATED:
+        bound = {FORMS[dialect][2]: 1}
+        tokens = ask(plain, dialect, **bound).prompt_tokens
+        for fields in [*OFF, *(placed(place, word) for place in PLACES for word in ("minimal", "high", "ultra"))]:
+            answer = ask(plain, dialect, **fields, **bound)
+            if answer.status == 200:
+                assert answer.prompt_tokens == tokens, fields
+            else:
+                reason(answer)
+        for word in ("low", "medium", "high", "none"):
+            assert ask(plain, dialect, reasoning_effort=word, **bound).status == 200

@@ -117,8 +117,9 @@ class Answer:
 class Engine:
     """An engine behind the door, on a port of loopback."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, log: Path) -> None:
         self._port = port
+        self.log = log
 
     def post(self, path: str, body: object, seconds: float = 120.0) -> Answer:
         """Send JSON, wait for the whole answer."""
@@ -160,7 +161,7 @@ def serving(model: Path, home: Path, door: Config, *arguments: str, seconds: flo
         process = subprocess.Popen(command, env=environment, stdout=words, stderr=words, cwd=home)
     try:
         _wait(process, port, time.monotonic() + seconds, log)
-        yield Engine(port)
+        yield Engine(port, log)
     finally:
         process.send_signal(signal.SIGTERM)
         try:

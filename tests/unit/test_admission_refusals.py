@@ -18,6 +18,10 @@ TOO_LONG = "This model's maximum context length is 512 tokens. However, your pro
 CHECKED = """2 validation errors:
   {'type': 'literal_error', 'loc': 'body.output_config.effort', 'msg': "Input should be 'low' or 'high'", 'input': 'x'}
   {'type': 'string_type', 'loc': 'body.system', 'msg': 'Input should be a valid string', 'input': 3}"""
+CONVERTED = """1 validation error for ChatCompletionRequest
+tools.0.function
+  Field required [type=missing, input_value={}, input_type=dict]
+    For further information visit https://errors.pydantic.dev/2.12/v/missing"""
 
 
 def error(message: str, **more: Any) -> bytes:
@@ -32,6 +36,7 @@ def error(message: str, **more: Any) -> bytes:
         (404, error("The model `x` does not exist."), (404, "model_not_found", None)),
         (404, error("Not Found"), (404, "refused_by_engine", None)),
         (400, error(CHECKED, param="body.output_config.effort"), (400, "refused_by_engine", "output_config.effort")),
+        (400, error(CONVERTED), (400, "refused_by_engine", "tools.0.function")),
         (400, error("x", param=["a"]), (400, "refused_by_engine", None)),
         (500, error("Internal server error"), (500, "engine_error", None)),
         (503, error("come back"), (503, "engine_error", None)),
@@ -55,6 +60,7 @@ def test_what_the_engine_says_of_a_request_stays() -> None:
     assert engine_refusal(400, error(TOO_LONG)).message == TOO_LONG
     said = engine_refusal(400, error(CHECKED)).message
     assert said == "output_config.effort: Input should be 'low' or 'high'; system: Input should be a valid string"
+    assert engine_refusal(400, error(CONVERTED)).message == "tools.0.function: Field required"
     assert engine_refusal(400, error("1 validation error:\n  none that is known")).message.endswith("is known")
 
 
