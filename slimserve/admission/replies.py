@@ -44,6 +44,8 @@ def error_body(rejected: Rejected, path: str = "") -> dict[str, Any]:
 _TOO_LONG = re.compile(r"This model's maximum context length is|.*longer than the maximum model length")
 _DEAD = "EngineCore"
 _INNER = re.compile(r"\d+ validation errors? for \w+Response")
+# An afterthought for programs, which have the field in `param`.
+_AFTERTHOUGHT = re.compile(r"\s*\(parameter=\w+(?:, value=[^()]*)?\)\Z")
 _CHECKED = re.compile(r"\d+ validation errors?(:| for \w+)\n")
 # The field and what is wrong with it, in the two ways in which the engine prints pydantic's errors.
 _WRONG_FIELD = re.compile(
@@ -64,7 +66,7 @@ def engine_refusal(status: int, body: bytes, grammar: str | None = None) -> Reje
     """
     try:
         error = json.loads(body)["error"]
-        message, param = str(error["message"]), error.get("param")
+        message, param = _AFTERTHOUGHT.sub("", str(error["message"])), error.get("param")
     except (ValueError, LookupError, TypeError, AttributeError):
         message, param = "", None
     if status >= 500 or _INNER.match(message) or _DEAD in message:

@@ -58,6 +58,7 @@ def test_each_error_of_the_engine(status: int, body: bytes, expected: tuple[int,
 
 def test_what_the_engine_says_of_a_request_stays() -> None:
     assert engine_refusal(400, error(TOO_LONG)).message == TOO_LONG
+    assert engine_refusal(400, error(f"{TOO_LONG} (parameter=input_tokens, value=600)")).message == TOO_LONG
     said = engine_refusal(400, error(CHECKED)).message
     assert said == "output_config.effort: Input should be 'low' or 'high'; system: Input should be a valid string"
     assert engine_refusal(400, error(CONVERTED)).message == "tools.0.function: Field required"
