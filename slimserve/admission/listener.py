@@ -36,10 +36,11 @@ class Listener:
     Args:
         app: the ASGI application.
         fd: the listening socket; it is borrowed, and stays open.
+        most: connections at once, as far as there are descriptors for them.
     """
 
-    def __init__(self, app: Any, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, app: Any, fd: int, most: int = MOST_CONNECTIONS) -> None:
+        self._fd, self._at_most = fd, most
         # The protocol is ours for TCP alone: nothing a client says changes who it seems to be (proxy_headers), and
         # `scope["server"]` is the socket's own name, a pair of address and port, so never the control socket's path.
         self._config = uvicorn.Config(
@@ -90,19 +91,23 @@ class Listener:
         if self._socket is not None:
             self._socket.close()
 
+    @property
+    def connections(self) -> set[Any]:
+        """Those that are open, each a `Protocol`."""
+        return self._server.server_state.connections
+
     def _room(self) -> int:
         """How many connections may be open together."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if limit == resource.RLIM_INFINITY:
-            return MOST_CONNECTIONS
-        others = len(os.listdir("/proc/self/fd")) - len(self._server.server_state.connections)
-        return max(1, min(MOST_CONNECTIONS, limit - others - SPARE_DESCRIPTORS))
+            return self._at_most
+        others = len(os.listdir("/proc/self/fd")) - len(self.connections)
+        return max(1, min(self._at_most, limit - others - SPARE_DESCRIPTORS))
 
     async def _connect(self, connection: socket.socket) -> None:
-        state = self._server.server_state
         # Those that are being let in count too, and this one among them.
         coming = len(self._acceptor.serving) if self._acceptor is not None else 1
-        if len(state.connections) + coming > self._most:
+        if len(self.connections) + coming > self._most:
             if not self._idle:
                 await self._turn_away(connection, linger=coming <= AT_ONCE)
                 return
@@ -110,7 +115,7 @@ class Listener:
             longest.hang_up()
 
         def protocol() -> Protocol:
-            return Protocol(self._idle, config=self._config, server_state=state, app_state={})
+            return Protocol(self._idle, config=self._config, server_state=self._server.server_state, app_state={})
 
         try:
             await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)

@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from slimserve.admission.config import ADMISSION_VARIABLE, Config
 from slimserve.engine import ending, ports, procfs, stop_signals, waiting
 from slimserve.engine.control import Control, Unanswerable
 from slimserve.engine.entry import PARENT
+from slimserve.engine.gate.words import WORDS_VARIABLE, Words
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord
 from slimserve.engine.state import Board, State
@@ -47,6 +48,7 @@ class Launch:
         stop_seconds: how long the engine may take to stop by itself once it is ready (`serve.stop_seconds`); before
             that, when nobody has a request in it, it gets 2 s at most.
         profile_id: the profile, for the start record.
+        processes: those of the engine that have to pass the gate; none for an engine that is not ours.
     """
 
     argv: tuple[str, ...]
@@ -63,6 +65,7 @@ class Launch:
     stall_seconds: float
     stop_seconds: float
     profile_id: str
+    processes: Sequence[str] = ()
 
     @property
     def url(self) -> str:
@@ -164,7 +167,7 @@ class Attempt:
             Stopped: a signal came.
         """
         seconds = self._launch.stall_seconds
-        frozen = self._ask(partial(waiting.until_frozen, self.control, seconds), None)
+        frozen = self._ask(partial(waiting.until_frozen, self.control, seconds, self._report), None)
         self._fail(
             f"the engine is frozen: {frozen}",
             f"`serve.stall_seconds` of the profile allows {seconds:g} s",

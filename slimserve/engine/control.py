@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import socket
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from slimserve.admission.config import ACCEPT_PATH, DRAIN_PATH, STATE_PATH
+from slimserve.engine.descriptors import wait_awake
 from slimserve.shapes import Between, ShapeError, build
 
 # A busy event loop answers late; one that does not answer for this long is asked again, or given up by its caller.
@@ -96,13 +98,7 @@ class Control:
         Raises:
             OSError: nobody answers within `seconds`, or something else does.
         """
-        status, answer = self.ask("GET", STATE_PATH, seconds=seconds)
-        try:
-            if status == 200:
-                return build(Door, json.loads(answer))
-        except (ValueError, ShapeError) as error:
-            raise OSError(f"the door's state is not readable: {error}") from None
-        raise OSError(f"the door's state is answered with HTTP {status}")
+        return read_door(*self.ask("GET", STATE_PATH, seconds=seconds))
 
     def accept(self) -> None:
         """Have the engine take connections on the public socket.
@@ -151,6 +147,76 @@ class Control:
         status, answer = self.ask("POST", path, b"")
         if status >= 300:
             raise OSError(f"{path} is answered with HTTP {status}: {message_of(answer)}")
+
+
+class Line:
+    """One connection to the door that is kept, so that asking again takes no descriptor and no path.
+
+    Args:
+        control: whose door.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._connection = _Connection(control.path, ANSWER_SECONDS)
+
+    def door(self, seconds: float) -> Door:
+        """The door's state.
+
+        Args:
+            seconds: how long it may take, as `wait_awake` counts.
+
+        Raises:
+            TimeoutError: nobody answers within that time.
+            OSError: nobody listens, or something else answers.
+        """
+        kept = self._connection.sock is not None
+        try:
+            return self._ask(seconds)
+        except (ConnectionError, http.client.HTTPException) as error:
+            if not kept:
+                raise OSError(f"no answer of HTTP: {error!r}") from error
+        return self.door(seconds)  # the engine had closed it, as it does with those that say nothing for a while
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+    def _ask(self, seconds: float) -> Door:
+        try:
+            self._connection.request("GET", STATE_PATH)
+            if not wait_awake(self._connection.sock, seconds):
+                raise TimeoutError(f"no answer within {seconds:g} s")
+            self._connection.sock.settimeout(seconds)
+            response = self._connection.getresponse()
+            return read_door(response.status, response.read())
+        except BaseException:
+            self._connection.close()  # the answer to this question must not be taken for that to the next
+            raise
+
+
+# What is in our way, and says nothing of the engine: no descriptor left, the socket's path gone, no memory.
+_OUR_OWN = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOMEM, errno.ENOBUFS}
+)
+
+
+def is_our_own(error: OSError) -> bool:
+    """Whether a question was not asked for a reason on our side."""
+    return error.errno in _OUR_OWN
+
+
+def read_door(status: int, answer: bytes) -> Door:
+    """The door's state in an answer of HTTP.
+
+    Raises:
+        OSError: it is not in there.
+    """
+    try:
+        if status == 200:
+            return build(Door, json.loads(answer))
+    except (ValueError, ShapeError) as error:
+        raise OSError(f"the door's state is not readable: {error}") from None
+    raise OSError(f"the door's state is answered with HTTP {status}")
 
 
 def has_token(answer: bytes) -> bool:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import sys
 
@@ -80,9 +79,9 @@ def start_guard() -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
-        from slimserve.engine import procfs
+        from slimserve.engine import descriptors, procfs
 
-        select.select([handle], [], [])
+        descriptors.wait_readable([handle], None)
         procfs.end(leader, os.environ.get(procfs.TAG, ""), _GUARD_SECONDS)
     finally:
         os._exit(0)

@@ -19,7 +19,7 @@ from slimserve.admission.replies import closing_answer
 from slimserve.engine.state import Board
 
 if TYPE_CHECKING:
-    import uvicorn
+    from slimserve.admission.listener import Listener
 
 # A client gets so long to say what it wants, and again so long to finish sending and to take the answer.
 HEAD_SECONDS = 10.0
@@ -29,7 +29,10 @@ HEAD_BYTES = 32 << 10
 LINGER_BYTES = 16 << 20
 # Beyond these nobody's request is waited for: descriptors are for watching the engine.
 MOST_CONNECTIONS = 512
+# As many for the page, of which 32 may be streams; the longest idle one makes room for the next.
+PAGE_CONNECTIONS = 128
 CALL_SECONDS = 10.0
+LEAVE_SECONDS = 0.5
 
 T = TypeVar("T")
 
@@ -45,7 +48,7 @@ class Front:
     def __init__(self, listening: socket.socket, board: Board) -> None:
         self._acceptor = Acceptor(listening, self._answer)
         self._board = board
-        self._page: tuple[uvicorn.Server, asyncio.Task[None]] | None = None
+        self._page: tuple[Listener, Any, socket.socket] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="slimserve-front")
         self._thread.start()
@@ -59,7 +62,11 @@ class Front:
         self._call(self._pause())
 
     def serve(self, app: Any, listening: socket.socket) -> None:
-        """Serve an ASGI application, with uvicorn, on another listening socket, which becomes ours."""
+        """Serve an ASGI application on another listening socket, which becomes ours.
+
+        By the door's own listener: silent and half-open connections must not take the descriptors by which the engine
+        is watched.
+        """
         self._call(self._serve(app, listening))
 
     def close(self) -> None:
@@ -82,10 +89,15 @@ class Front:
     async def _finish(self) -> None:
         await self._pause()
         if self._page is not None:
-            server, task = self._page
-            server.should_exit = True
-            await asyncio.wait([task], timeout=CALL_SECONDS / 2)
+            listener, lifespan, listening = self._page
+            listener.end()
+            for connection in list(listener.connections):
+                connection.hang_up()
+            await lifespan.shutdown()
+            listening.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if tasks:  # most end by themselves, now that nobody listens to them
+            await asyncio.wait(tasks, timeout=LEAVE_SECONDS)
         for task in tasks:
             task.cancel()
         if tasks:
@@ -94,11 +106,15 @@ class Front:
     async def _serve(self, app: Any, listening: socket.socket) -> None:
         import uvicorn
 
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, timeout_graceful_shutdown=1, server_header=False
-        )
-        server = uvicorn.Server(config)
-        self._page = (server, asyncio.ensure_future(server.serve(sockets=[listening])))
+        from slimserve.admission.listener import Listener
+
+        listener = Listener(app, listening.fileno(), PAGE_CONNECTIONS)
+        config = uvicorn.Config(app, log_config=None)
+        config.load()
+        lifespan = config.lifespan_class(config)
+        await lifespan.startup()
+        listener.open()
+        self._page = (listener, lifespan, listening)
 
     async def _answer(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, TimeoutError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slimserve.engine import procfs
+from slimserve.engine.descriptors import wait_readable
 
 # What dies of SIGKILL dies at once, unless it sleeps in a driver; after this we say so instead of waiting on.
 KILL_SECONDS = 10.0
@@ -60,7 +60,7 @@ class EngineProcess:
         self._handle: int | None = os.pidfd_open(self.pid)
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the leader dies, for `select`.
+        """A descriptor that becomes readable when the leader dies, to wait for.
 
         Raises:
             ValueError: the engine has been stopped.
@@ -76,7 +76,7 @@ class EngineProcess:
     def wait(self, seconds: float) -> int | None:
         """Wait at most `seconds` for the leader to end; returns its `status`."""
         if self._handle is not None:
-            select.select([self._handle], [], [], max(0.0, seconds))
+            wait_readable([self._handle], max(0.0, seconds))
         return self.status()
 
     def survivors(self) -> list[procfs.Process]:

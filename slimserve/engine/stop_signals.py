@@ -60,7 +60,7 @@ class Counter:
             self._heeded += 1
 
     def fileno(self) -> int:
-        """A descriptor for `select`."""
+        """A descriptor to wait for."""
         return self._reader
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from slimserve.engine import stop_signals, waiting
+from slimserve.engine import descriptors, stop_signals, waiting
 from slimserve.engine.attempt import Attempt, Launch
 from slimserve.engine.fetching import fetch
 from slimserve.engine.place import Place
@@ -130,6 +130,7 @@ class Supervisor:
             Refused: something stands in the way; nothing was started.
             Failed: the weights did not come, or the engine did not become ready. It is not stopped yet.
         """
+        descriptors.raise_limit()
         self._place = place = Place(self._launch, self._folder, self.board, self._page, self._report)
         self.board.move(State.STARTING, "the port is taken")
         self._report(f"log {self.log_path}")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import select
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar
 
-from slimserve.engine.control import Control
+from slimserve.engine.control import Control, Line, is_our_own
+from slimserve.engine.descriptors import wait_readable
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.stop_signals import Counter, Stopped
 
 POLL_SECONDS = 0.05
 WATCH_SECONDS = 1.0
+# An engine that was asleep as we were gets so long to wake.
+LEAST_SECONDS = 5.0
 
 T = TypeVar("T")
 
@@ -57,32 +60,53 @@ def until_idle(control: Control, cancelled: threading.Event) -> bool:
     return False
 
 
-def until_frozen(control: Control, seconds: float, cancelled: threading.Event, pause: float = WATCH_SECONDS) -> str:
+def until_frozen(
+    control: Control,
+    seconds: float,
+    report: Callable[[str], None],
+    cancelled: threading.Event,
+    pause: float = WATCH_SECONDS,
+    least: float = LEAST_SECONDS,
+) -> str:
     """Watch the door until the engine is frozen: it lives and does nothing.
+
+    What keeps us from asking is not held against it, nor is time in which we slept ourselves: a pause of the whole
+    machine is over for the engine when it is over for us, and then it has at least `least` to show that.
 
     Args:
         seconds: how long work may be under way without a step, and how long the door may keep silent.
+        report: told once when the engine cannot be asked.
         pause: seconds between two looks.
+        least: seconds that one question gets, and that a stall is looked at.
 
     Returns:
         How that shows; empty when it was cancelled first.
     """
-    answered, looks = time.monotonic(), 0
-    while not cancelled.is_set():
-        try:
-            door = control.door(max(0.1, answered + seconds - time.monotonic()))
-            answered = time.monotonic()
-        except OSError:
-            if time.monotonic() - answered >= seconds:
-                return f"its API server has not answered for {seconds:g} s"
-        else:
-            # Two looks in a row: after a pause of the whole machine the first still sees the step before it.
-            looks = looks + 1 if door.stalled_seconds > seconds else 0
-            if looks == 2:
-                return (
-                    f"{door.in_flight} sequences are under way, and for {door.stalled_seconds:.0f} s there was no step"
-                )
-        cancelled.wait(pause)
+    silent, failures, looks, told = 0.0, 0, 0, False
+    with contextlib.closing(Line(control)) as line:
+        while not cancelled.is_set():
+            given = max(least, seconds - silent)
+            try:
+                door = line.door(given)
+            except OSError as error:
+                if is_our_own(error):
+                    if not told:
+                        report(f"the engine cannot be watched: {error}; it goes on unwatched until it can be")
+                    told = True
+                else:
+                    failures += 1
+                    silent += given if isinstance(error, TimeoutError) else pause
+                    if failures >= 2 and silent >= seconds:
+                        return f"its API server has not answered for {silent:g} s"
+            else:
+                silent, failures, told = 0.0, 0, False
+                looks = looks + 1 if door.stalled_seconds > seconds else 0
+                if looks >= 2 and (looks - 1) * pause >= least:
+                    return (
+                        f"{door.in_flight} sequences are under way, "
+                        f"and for {door.stalled_seconds:.0f} s there was no step"
+                    )
+            cancelled.wait(pause)
     return ""
 
 
@@ -122,12 +146,12 @@ class Question(Generic[T]):
             os.close(self._writer)
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the call is over, for `select`."""
+        """A descriptor that becomes readable when the call is over, to wait for."""
         return self._reader
 
     def is_over(self) -> bool:
         """Whether the call has returned; raises what it raised."""
-        if not select.select([self._reader], [], [], 0)[0]:
+        if not wait_readable([self._reader], 0):
             return False
         if self._error is not None:
             raise self._error
@@ -155,4 +179,4 @@ def wait(
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             return "late"
-        select.select(handles, [], [], left)
+        wait_readable(handles, left)

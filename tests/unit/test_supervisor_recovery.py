@@ -181,7 +181,7 @@ def test_a_stopped_api_server_is_noticed(fake: Fake) -> None:  # B6
     driver.until_report("ready")
     first = leader(fake, driver)
     os.kill(first.pid, signal.SIGSTOP)
-    driver.until_report("the engine is frozen: its API server has not answered for 2 s")
+    driver.until_report("the engine is frozen: its API server has not answered for ")
     driver.until_report("ready")
     assert ask(launch.port, "/v1/chat/completions", CHAT)[0] == 200
     stop(driver)

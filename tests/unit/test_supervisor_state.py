@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import http.client
 import json
 import os
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -24,7 +26,7 @@ from supervisor_support import ROOT, Fake, fake_fixture
 
 from slimserve import status_command
 from slimserve.engine import endpoints, waiting
-from slimserve.engine.control import Control, Door
+from slimserve.engine.control import Control, Door, Line
 from slimserve.engine.front import Front
 from slimserve.engine.ports import listen
 from slimserve.engine.record import FILE_NAME
@@ -96,6 +98,7 @@ class Answers(BaseHTTPRequestHandler):
             self.server.over.wait()  # type: ignore[attr-defined]
             return
         self.send_response(200)
+        self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
 
@@ -118,8 +121,8 @@ def state(stalled: float = 0.0, in_flight: int = 1) -> dict[str, Any]:
     return {"accepting": True, "in_flight": in_flight, "waiting": 0, "cap": 8, "stalled_seconds": stalled}
 
 
-def watch(control: Control, seconds: float) -> str:
-    return waiting.until_frozen(control, seconds, threading.Event(), pause=0.01)
+def watch(control: Control, seconds: float, report: Callable[[str], None] = print, least: float = 0.01) -> str:
+    return waiting.until_frozen(control, seconds, report, threading.Event(), pause=0.01, least=least)
 
 
 def test_a_state_is_read_strictly(tmp_path: Path) -> None:
@@ -139,8 +142,56 @@ def test_a_stall_is_a_freeze_only_at_the_second_look(tmp_path: Path) -> None:
 
 def test_silence_is_a_freeze(tmp_path: Path) -> None:
     with door(tmp_path, None) as control:
-        assert watch(control, 0.3) == "its API server has not answered for 0.3 s"
-    assert "has not answered" in watch(Control(tmp_path / "nobody.sock"), 0.1)
+        assert watch(control, 0.3) == "its API server has not answered for 0.31 s"
+        (tmp_path / "door.sock").unlink()
+    with socket.socket(socket.AF_UNIX) as deaf:  # bound, and nobody listens
+        deaf.bind(str(tmp_path / "door.sock"))
+        assert "has not answered" in watch(Control(tmp_path / "door.sock"), 0.1)
+
+
+def test_one_silence_is_none(tmp_path: Path) -> None:
+    """Such as that of an engine that was stopped for as long as its supervisor was."""
+    with door(tmp_path, None, state(), None, state(9), state(9)) as control:
+        assert "no step" in watch(control, 0.3, least=0.3)
+
+
+def test_what_is_in_our_own_way_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def full(*args: Any) -> None:
+        if len(said) == 1:
+            monkeypatch.undo()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with door(tmp_path, state(9), state(9)) as control:
+        monkeypatch.setattr("slimserve.engine.control.socket.socket", full)
+        assert "no step" in watch(control, 0.0, said.append)
+    (told,) = said
+    assert told.startswith("the engine cannot be watched: ")
+    assert "Too many open files" in told
+
+
+def test_one_connection_serves_the_whole_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Answers, "protocol_version", "HTTP/1.1")
+    looked: list[int] = []
+
+    def removed(line: Line, seconds: float) -> Door:
+        looked.append(1)
+        if len(looked) == 2:
+            (tmp_path / "door.sock").unlink()  # whoever tidies up there takes nothing from us
+        return found(line, seconds)
+
+    found = Line.door
+    monkeypatch.setattr(Line, "door", removed)
+    with door(tmp_path, state(), state(), state(9), state(9)) as control:
+        assert "no step" in watch(control, 5.0)
+    assert len(looked) == 4
+
+
+def test_a_connection_that_the_engine_closed_is_made_anew(tmp_path: Path) -> None:
+    with door(tmp_path, state(1)) as control, contextlib.closing(Line(control)) as line:  # HTTP/1.0: one answer each
+        for _ in range(3):
+            assert line.door(5.0).stalled_seconds == 1
 
 
 def test_the_page_is_served_beside_the_front() -> None:
@@ -163,6 +214,47 @@ def test_the_page_is_served_beside_the_front() -> None:
         front.close()
         public.close()
         page.close()
+
+
+def test_silent_connections_do_not_use_up_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slimserve.engine.front.PAGE_CONNECTIONS", 4)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"the page"})
+
+    public, page = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+    front = Front(public, Board())
+    with contextlib.ExitStack() as clients:
+        try:
+            front.serve(app, page)
+            silent = []
+            for _ in range(12):
+                silent.append(clients.enter_context(socket.create_connection(page.getsockname(), 60)))
+                assert get(page) == (200, b"the page")
+            for client in silent[:8]:
+                assert client.recv(1) == b""  # the longest silent made room
+        finally:
+            front.close()
+            public.close()
+
+
+def test_who_says_nothing_to_the_page_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slimserve.admission.protocol.HEADER_SECONDS", 0.1)
+    public, page = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+    front = Front(public, Board())
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("nobody asked")
+
+    try:
+        front.serve(app, page)
+        with socket.create_connection(page.getsockname(), 60) as silent:
+            assert silent.recv(1) == b""
+    finally:
+        front.close()
+        public.close()
 
 
 def get(listening: socket.socket) -> tuple[int, bytes]:
