@@ -17,7 +17,6 @@ from slimserve.admission.config import ADMISSION_VARIABLE, Config
 from slimserve.engine import ending, ports, procfs, stop_signals, waiting
 from slimserve.engine.control import Control, Unanswerable
 from slimserve.engine.entry import PARENT
-from slimserve.engine.gate.words import WORDS_VARIABLE, Words
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord
 from slimserve.engine.state import Board, State
