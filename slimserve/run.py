@@ -156,6 +156,7 @@ def launch(
         stall_seconds=deadlines.stall_seconds.value,
         stop_seconds=deadlines.stop_seconds.value,
         profile_id=profile.id,
+        processes=built.processes,
     )
     supervisor = Supervisor(planned, say, lambda tick: preparing.prepare(session, plan, tick))
     if page_port != 0:

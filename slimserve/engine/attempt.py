@@ -17,6 +17,7 @@ from slimserve.admission.config import ADMISSION_VARIABLE, Config
 from slimserve.engine import ending, ports, procfs, stop_signals, waiting
 from slimserve.engine.control import Control, Unanswerable
 from slimserve.engine.entry import PARENT
+from slimserve.engine.gate.words import WORDS_VARIABLE, Words
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord
 from slimserve.engine.state import Board, State
@@ -105,9 +106,13 @@ class Attempt:
         folder.clear()
         tag = secrets.token_hex(16)
         door = replace(launch.admission, control=str(launch.control), listen_fd=listening.fileno())
+        self._gate = Words(folder.path, launch.processes, tag)
         env = {**launch.env, ADMISSION_VARIABLE: door.to_text(), PARENT: str(os.getpid()), procfs.TAG: tag}
+        if launch.processes:
+            env[WORDS_VARIABLE] = str(self._gate.folder)
         self._started = time.monotonic()
         try:
+            self._gate.prepare()
             self._process = EngineProcess(launch.argv, env, folder.log_path, (listening.fileno(),))
         except OSError as error:
             raise Refused(
@@ -127,18 +132,22 @@ class Attempt:
         """Wait until the engine has answered with a token.
 
         Raises:
+            Refused: it is not what was planned, or nobody looked whether it is. It is not stopped yet.
             Failed: it died, refused the question, or missed a deadline. It is not stopped yet.
             Stopped: a signal came.
         """
         launch = self._launch
         self._board.move(State.LOADING, "the engine loads the model", deadline_seconds=launch.load_seconds)
         self._report(f"loading (at most {launch.load_seconds:g} s)")
-        if not self._ask(partial(waiting.until_healthy, self.control), launch.load_seconds):
+        if not self._ask(partial(waiting.until_healthy, self.control, self._gate.check), launch.load_seconds):
             self._fail(
                 f"the engine did not load within {launch.load_seconds:g} s",
                 "`serve.load_seconds` of the profile ended before /health answered 200",
                 "see the log; raise `serve.load_seconds` when the machine is slow and the log shows progress",
             )
+        if launch.processes:
+            digest = self._gate.close()
+            self._report(f"gate: {len(launch.processes)} processes are as planned, configuration {digest[:12]}")
         self._board.move(State.WARMING, "the first token is computed", deadline_seconds=launch.warmup_seconds)
         self._report(f"warming after {self.seconds:.1f} s (at most {launch.warmup_seconds:g} s)")
         question = partial(waiting.until_token, self.control, launch.model_name, launch.warmup_seconds)
@@ -263,6 +272,7 @@ class Attempt:
         raise Failed(Finding(what, f"{why}\n  log: {self._folder.log_path}{words}", do))
 
     def _fail_dead(self, status: int) -> NoReturn:
+        self._gate.check()  # one that was ended there says more than its exit status
         verdict = ending.memory_verdict(status, self._oom_before, ending.oom_counters())
         do = "see the log"
         if "probably" in verdict or "struck" in verdict:

@@ -11,13 +11,16 @@ from typing import Any
 
 from slimserve.admission.config import ADMISSION_VARIABLE, STATE_PATH, Config
 from slimserve.admission.keys import API_KEY_VARIABLE
+from slimserve.engine.gate import expected
+from slimserve.engine.gate.expected import DOOR as DOOR
+from slimserve.engine.gate.expected import GATE_VARIABLE, PLUGIN
+from slimserve.engine.gate.words import WORDS_VARIABLE
 from slimserve.plan import Plan
 from slimserve.policies import BY_ID
 from slimserve.shapes import plain
 
 ENGINE_VERSION = "0.32.0"
 ENTRY = "slimserve.engine.entry"
-DOOR = "slimserve.admission.middleware.Admission"
 # What the supervisor asks of a running engine.
 ASKED = ("/health", "/metrics", STATE_PATH)
 
@@ -53,6 +56,9 @@ OWNED = frozenset(
         *CACHES,
         "VLLM_API_KEY",
         ADMISSION_VARIABLE,
+        GATE_VARIABLE,
+        WORDS_VARIABLE,
+        "VLLM_PLUGINS",
         *(name for name, _, _ in FIXED_ENVIRONMENT),
         "VLLM_WORKER_MULTIPROC_METHOD",
         "CUDA_VISIBLE_DEVICES",
@@ -98,6 +104,7 @@ class Command:
         admission: what the door is told.
         rows: every setting with its reason.
         notes: what became of the user's own variables.
+        processes: those that have to pass the gate.
     """
 
     argv: tuple[str, ...]
@@ -105,10 +112,14 @@ class Command:
     admission: Config
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    processes: tuple[str, ...]
 
     def shown_env(self) -> dict[str, str]:
-        """The environment that slimserve adds, for printing: passed variables and hashes of keys are left out."""
-        ours = {name: value for name, value in self.env.items() if name not in PASSED}
+        """The environment that slimserve adds, for printing.
+
+        Passed variables, hashes of keys and the gate's copy of the plan are left out.
+        """
+        ours = {name: value for name, value in self.env.items() if name not in PASSED and name != GATE_VARIABLE}
         return {**ours, ADMISSION_VARIABLE: replace(self.admission, key_hashes={}).to_text()}
 
 
@@ -129,7 +140,8 @@ def build(plan: Plan, admission: Config, *, cache: Path, user_environment: Mappi
     argv += [part for row in rows for part in row.argv]
     ours = _environment(plan, cache)
     passed = {name: value for name, value in user_environment.items() if name in PASSED}
-    return Command(tuple(argv), {**passed, **ours}, admission, rows, tuple(_dropped(user_environment, ours)))
+    notes = tuple(_dropped(user_environment, ours))
+    return Command(tuple(argv), {**passed, **ours}, admission, rows, notes, expected.processes(plan))
 
 
 def flags(name: str, value: Any) -> tuple[str, ...]:
@@ -184,6 +196,9 @@ def _environment(plan: Plan, cache: Path) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in plan.gpus),
         "PYTHONUNBUFFERED": "1",
+        # An allow-list: whatever else is installed beside the engine must not change it.
+        "VLLM_PLUGINS": PLUGIN,
+        GATE_VARIABLE: json.dumps(expected.planned(plan)),
     }
     result.update({name: str(own / folder) for name, folder in CACHES.items()})
     result.update({name: value for name, value, _ in FIXED_ENVIRONMENT})

@@ -22,12 +22,18 @@ LEAST_SECONDS = 5.0
 T = TypeVar("T")
 
 
-def until_healthy(control: Control, cancelled: threading.Event) -> bool:
-    """Ask `/health` until it answers 200; False when it was cancelled first."""
-    while not control.is_healthy():
+def until_healthy(control: Control, look: Callable[[], None], cancelled: threading.Event) -> bool:
+    """Ask `/health` until it answers 200; False when it was cancelled first.
+
+    Args:
+        look: called before each question; what it raises ends the wait.
+    """
+    while True:
+        look()
+        if control.is_healthy():
+            return True
         if cancelled.wait(POLL_SECONDS):
             return False
-    return True
 
 
 def until_token(control: Control, model: str, seconds: float, cancelled: threading.Event) -> bool:

@@ -1,0 +1,10 @@
+"""The gate: the engine serves only when it has become what was planned.
+
+    plan --> expected.py     what each setting must be, with why it matters; handed to the engine's processes as JSON
+    engine --> observed.py   what it is, read from the engine's own objects, in each of its processes
+    both --> verdict.py      a finding for each difference
+             plugin.py       the entry point: sees to it that every process is looked at, and ends the one that differs
+             words.py        the word of each process in the run folder, for which the supervisor waits
+
+The engine changes settings in silence while it resolves them; docs/gate.md lists what is compared.
+"""

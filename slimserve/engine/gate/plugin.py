@@ -1,0 +1,133 @@
+"""The entry point `vllm.general_plugins`: every process of the engine passes the gate on its way, or ends there.
+
+The engine loads it in all of its processes. It hangs a look at the process's own objects on one call that each kind of
+process makes when its configuration is resolved and its caches lie:
+
+- the API server: before it serves its app, for which the engine core has to be ready;
+- an engine core: after its scheduler is made;
+- a worker: after its caches are laid out, before anything is compiled or captured.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from slimserve.engine import import_hook, procfs
+from slimserve.engine.gate import verdict, words
+from slimserve.engine.gate.expected import GATE_VARIABLE, Role
+from slimserve.errors import Finding
+
+GATE_STATUS = 78
+"""exit status of a process that did not pass; sysexits.h calls it a wrong configuration"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A call of the engine on which the gate hangs.
+
+    Args:
+        role: the kind of process that makes it.
+        module: of the engine.
+        path: name of the function there, or of a class and its method.
+        first: look before the call rather than after it.
+    """
+
+    role: Role
+    module: str
+    path: str
+    first: bool
+
+
+SEATS = (
+    Seat("api", "vllm.entrypoints.launchers.api_server.entry", "serve_http", first=True),
+    Seat("core", "vllm.v1.engine.core", "EngineCore._initialize_effective_attention_block_size", first=False),
+    Seat("rank", "vllm.v1.worker.worker_base", "WorkerWrapperBase.initialize_from_config", first=False),
+)
+
+
+def install() -> None:
+    """Hang the gate on this process; nothing where no supervisor has planned anything."""
+    if GATE_VARIABLE not in os.environ:
+        return
+    for seat in SEATS:
+        if seat.module in sys.modules:
+            hang(seat)
+        else:
+            import_hook.install(seat.module, after=functools.partial(hang, seat))
+
+
+def hang(seat: Seat) -> None:
+    """Put the look around the call of `seat`; a call that the engine does not have any more is a failed gate."""
+    *classes, name = seat.path.split(".")
+    try:
+        owner: Any = functools.reduce(getattr, classes, sys.modules[seat.module])
+        real = vars(owner)[name]
+    except (AttributeError, KeyError):
+        what = f"the gate's place in the engine is gone: {seat.module} has no {seat.path}"
+        do = "install the engine that the profile was made for; `--doctor` shows what is installed"
+        refuse(seat.role, [Finding(what, "a process could serve without having been looked at", do)])
+    if not hasattr(real, "passes_gate"):  # the engine may load its plugins again
+        setattr(owner, name, _watched(seat, real))
+
+
+def _watched(seat: Seat, real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def call(subject: Any, *args: Any, **named: Any) -> Any:
+        if seat.first:
+            look(seat.role, subject)
+        result = real(subject, *args, **named)
+        if not seat.first:
+            look(seat.role, subject)
+        return result
+
+    call.passes_gate = True  # type: ignore[attr-defined]
+    return call
+
+
+def look(role: Role, subject: Any) -> None:
+    """Compare this process with the plan and write its word; end the process when they differ.
+
+    Args:
+        role: the kind of process.
+        subject: the object whose call it was: the app, the engine core, the worker's wrapper.
+    """
+    from slimserve.engine.gate import observed
+
+    planned = json.loads(os.environ[GATE_VARIABLE])
+    try:
+        process, values, config = getattr(observed, role)(subject)
+        findings = verdict.compare(process, planned, values)
+        values = json.loads(words.canonical(values))
+    except Exception as error:  # what cannot be looked at has not passed
+        what = f"the engine's {role} process cannot be looked at: {type(error).__name__}: {error}"
+        refuse(role, [Finding(what, "its objects are not those of the engine that is pinned", verdict.DO)])
+    if findings:
+        refuse(process, findings, values, config)
+    _write(process, [], values, config)
+
+
+def refuse(
+    process: str, findings: Sequence[Finding], values: dict[str, Any] | None = None, config: Any = None
+) -> NoReturn:
+    """Say what differs, in the log and to the supervisor, and end this process at once."""
+    for finding in findings:
+        print(f"gate: {finding}", file=sys.stderr)
+    sys.stderr.flush()
+    try:
+        _write(process, findings, values or {}, config)
+    except OSError as error:
+        print(f"gate: the word of {process} cannot be written: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(GATE_STATUS)
+
+
+def _write(process: str, findings: Sequence[Finding], values: dict[str, Any], config: Any) -> None:
+    tag = os.environ.get(procfs.TAG, "")
+    words.write(Path(os.environ[words.WORDS_VARIABLE]), process, tag, findings, values, config)
