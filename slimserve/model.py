@@ -20,8 +20,8 @@ class HuggingFace:
     """A repository of the Hugging Face Hub at one commit."""
 
     repo: Annotated[str, Matching(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*", "OWNER/NAME")]
-    revision: Annotated[str, Matching(r"[0-9a-f]{40}", "a commit id of 40 hex digits")]
-    """a commit id of 40 hex digits: a branch or tag moves, and with it the weights"""
+    revision: Annotated[str, Matching(r"[0-9a-f]{40}", "a commit id of 40 hex digits")] | None = None
+    """a commit id of 40 hex digits: a branch or tag moves, and with it the weights; only an unlisted one has none"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +69,13 @@ class Checkpoint:
 
     huggingface: HuggingFace | None = None
     package: IndexPackage | None = None
+    generated: Line | None = None
+    """the command that writes it into the folder behind it: a configuration, without weights"""
     licence: Line
-    manifest: Id
+    manifest: Id | None = None
     """profiles/weights/<manifest>.manifest: every file with its size and hash"""
+    unlisted: Text | None = None
+    """instead of a manifest, why there is none: such a checkpoint can be planned with, and not be fetched"""
     bytes: SomeBytes
     """all files of the manifest together"""
     host_bytes: Annotated[int, Between(0, 1 << 60)] = 0
@@ -79,8 +83,12 @@ class Checkpoint:
     quantisation: Quantisation | None = None
 
     def __post_init__(self) -> None:
-        if (self.huggingface is None) == (self.package is None):
-            raise ValueError("exactly one source is needed: huggingface or package")
+        if sum(source is not None for source in (self.huggingface, self.package, self.generated)) != 1:
+            raise ValueError("exactly one source is needed: huggingface, package or generated")
+        if (self.manifest is None) == (self.unlisted is None):
+            raise ValueError("a manifest is needed, or the reason why there is none, as `unlisted`")
+        if self.manifest is not None and self.huggingface is not None and self.huggingface.revision is None:
+            raise ValueError("huggingface.revision is missing, at which the files of the manifest lie")
         if self.host_bytes > self.bytes:
             raise ValueError("host_bytes, a part of bytes, exceeds it")
 
@@ -88,8 +96,31 @@ class Checkpoint:
     def origin(self) -> str:
         """Where it comes from, for a reader."""
         if self.huggingface is not None:
-            return f"{self.huggingface.repo} at {self.huggingface.revision}"
-        return f"{self.package.package} {self.package.version}" if self.package is not None else ""
+            return f"{self.huggingface.repo} at {self.huggingface.revision or 'a revision that is not known'}"
+        if self.package is not None:
+            return f"{self.package.package} {self.package.version}"
+        return f"{self.generated} FOLDER"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafter:
+    """A draft model of its own, for DSpark: dense layers over hidden states of the target, and a Markov head.
+
+    Shapes by the names of its config.json. Embedding and head are the target's.
+    """
+
+    checkpoint: Checkpoint
+    hidden_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Heads
+    num_key_value_heads: Heads
+    head_dim: Count
+    intermediate_size: Count
+    target_layers: Count
+    """layers of the target whose output it reads"""
+    markov_rank: Count
+    block_size: Count
+    """the most that it drafts in one pass"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +235,8 @@ class Model:
     reasoning_effort: ReasoningEffort | None = None
     """what a thinking model's template takes for `reasoning_effort`"""
     checkpoints: dict[Id, Checkpoint]
+    drafters: dict[Id, Drafter] = field(default_factory=dict)
+    """draft models that were trained for it"""
 
     def __post_init__(self) -> None:
         for trait in self.traits:

@@ -83,6 +83,8 @@ class Platform:
     kind: Literal["cuda", "cpu"]
     architecture: Literal["x86_64", "aarch64"]
     """machine architecture of the host"""
+    nodes: Annotated[int, Between(1, 64)] = 1
+    """machines of this kind that one endpoint spans; all else here is of one of them"""
     gpus: Accelerators | None = None
     needs: Needs
 
@@ -100,5 +102,7 @@ class Platform:
     def __post_init__(self) -> None:
         if (self.kind == "cuda") != (self.gpus is not None):
             raise ValueError("kind cuda needs `gpus`, kind cpu has none")
+        if self.kind == "cpu" and self.nodes > 1:
+            raise ValueError("kind cpu has one node")
         if self.kind == "cuda" and self.needs.driver is None:
             raise ValueError("kind cuda needs needs.driver")

@@ -97,9 +97,21 @@ class Setting(Generic[T]):
 class Speculation:
     """Speculative decoding, as the engine's `speculative_config`."""
 
-    method: Literal["mtp", "ngram"]
+    method: Literal["mtp", "ngram", "dspark"]
     num_speculative_tokens: Annotated[int, Between(1, 16)]
+    num_speculative_tokens_per_batch_size: tuple[tuple[Count, Count, Count], ...] | None = None
+    """depth by load: from so many requests to so many, so many tokens"""
     index_share_for_mtp_iteration: bool | None = None
+    model: Id | None = None
+    """one of the model's `drafters`, whose weights are its own"""
+    kv_cache_dtype: Literal["bfloat16"] | None = None
+    """of the drafter's cache, where it is not the main one's"""
+
+    def __post_init__(self) -> None:
+        if (self.method == "dspark") != (self.model is not None):
+            raise ValueError("dspark drafts with a model of its own, and the other methods with none")
+        if self.kv_cache_dtype is not None and self.model is None:
+            raise ValueError("kv_cache_dtype is of a drafter with weights of its own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +170,8 @@ class Engine:
     enforce_eager: Setting[bool]
     """graphs are stated: an eager engine looks like a slow one"""
     data_parallel_size: Setting[Count] | None = None
+    data_parallel_size_local: Setting[Count] | None = None
+    nnodes: Setting[Annotated[int, Between(2, 64)]] | None = None
     enable_expert_parallel: Setting[bool] | None = None
     all2all_backend: Setting[Text] | None = None
     disable_custom_all_reduce: Setting[bool] | None = None
@@ -173,6 +187,7 @@ class Engine:
     moe_backend: (
         Setting[Literal["marlin", "triton", "deep_gemm", "cutlass", "flashinfer_trtllm", "flashinfer_cutlass"]] | None
     ) = None
+    load_format: Setting[Literal["dummy"]] | None = None
     gdn_prefill_backend: Setting[Literal["triton", "flashinfer"]] | None = None
     enable_flashinfer_autotune: Setting[bool] | None = None
     language_model_only: Setting[bool] | None = None
@@ -244,6 +259,18 @@ class NotCarried:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Option:
+    """Something that is built and off: `--plan --set` shows what it would take."""
+
+    set: Annotated[tuple[Line, ...], Satisfying(not_empty)]
+    """assignments as `--set` takes them"""
+    why: Text
+    """why it is off"""
+    evidence: Evidence
+    """whose figures speak"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """One configuration that may be run."""
 
@@ -273,6 +300,8 @@ class Profile:
     """what becomes of requests that ask for what the policies rule out"""
     serve: Serve
     """deadlines of the supervisor"""
+    options: dict[Id, Option] = field(default_factory=dict)
+    """what it could do, and does not"""
     not_carried: tuple[NotCarried, ...] = ()
     """what it does not do, in its own words"""
 

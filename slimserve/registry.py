@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from slimserve.errors import Finding, RegistryError, UsageError, raise_if_any
-from slimserve.model import Model
+from slimserve.model import Checkpoint, Model
 from slimserve.platform import Platform
 from slimserve.policies import BY_ID, Subject, broken
 from slimserve.profile import Evidence, Id, Profile, Setting, Text
-from slimserve.shapes import Matching, Problem, nearest, plain
+from slimserve.shapes import Loc, Matching, Problem, dotted, nearest, plain
 from slimserve.validate import validate
 from slimserve.yaml_source import Document, read_document
 
@@ -113,7 +113,7 @@ def load_registry(folder: Path, reserved: frozenset[str] = frozenset()) -> Regis
         problems += _found(document, texts.check(platform.settings()))
     for document, profile in profiles.values():
         problems += _found(document, _check_environment(profile, reserved))
-        problems += _found(document, texts.check(profile.settings()))
+        problems += _found(document, texts.check((*profile.settings(), *_options(profile))))
         problems += _found(document, _check_references(profile, models, platforms, folder))
     problems += _check_names(profiles, platforms, folder)
     raise_if_any(RegistryError, problems)
@@ -124,6 +124,12 @@ def load_registry(folder: Path, reserved: frozenset[str] = frozenset()) -> Regis
         {key: platform for key, (_, platform) in platforms.items()},
         sources or {},
     )
+
+
+def _options(profile: Profile) -> Iterator[tuple[str, Setting[Any]]]:
+    """What a profile could do, as if it were stated: reasons and evidence are held to the same rules."""
+    for name, option in profile.options.items():
+        yield f"options.{name}", Setting(value=option.set, why=option.why, evidence=option.evidence)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -174,11 +180,14 @@ def _found(document: Document, problems: Iterable[Problem]) -> list[Finding]:
 
 
 def _check_manifests(model: Model, folder: Path) -> Iterator[Problem]:
-    for quant, checkpoint in model.checkpoints.items():
-        if not (folder / "weights" / f"{checkpoint.manifest}.manifest").is_file():
+    found: list[tuple[Loc, Checkpoint]] = [(("checkpoints", name), one) for name, one in model.checkpoints.items()]
+    found += [(("drafters", name, "checkpoint"), drafter.checkpoint) for name, drafter in model.drafters.items()]
+    for loc, checkpoint in found:
+        listed = checkpoint.manifest is not None
+        if listed and not (folder / "weights" / f"{checkpoint.manifest}.manifest").is_file():
             yield Problem(
-                ("checkpoints", quant, "manifest"),
-                f"checkpoints.{quant}.manifest = {checkpoint.manifest} does not exist",
+                (*loc, "manifest"),
+                f"{dotted(loc)}.manifest = {checkpoint.manifest} does not exist",
                 "without it nobody can tell whether weights are whole",
                 "restore the file under profiles/weights",
             )
@@ -340,13 +349,22 @@ def check_consistency(subject: Subject) -> Iterator[Problem]:
             f"{model.geometry.num_key_value_heads} KV heads divide or be replicated evenly",
             f"legal counts: {', '.join(map(str, legal))}",
         )
-    available = platform.gpus.count if platform.gpus else 1
+    available = (platform.gpus.count if platform.gpus else 1) * platform.nodes
     if ranks != available:
         yield Problem(
             ("engine", "tensor_parallel_size", "value"),
             f"the profile makes {ranks} ranks for {available} devices of {platform.id}",
             "each rank owns one device",
             f"make tensor_parallel_size x data_parallel_size = {available}",
+        )
+    yield from _check_nodes(subject)
+    speculation = engine.speculative_config.value if engine.speculative_config else None
+    if speculation is not None and speculation.model is not None and speculation.model not in model.drafters:
+        yield Problem(
+            ("engine", "speculative_config", "value", "model"),
+            f"engine.speculative_config.model = {speculation.model} does not exist",
+            f"{model.id} has no such drafter",
+            nearest(speculation.model, model.drafters),
         )
     budget = engine.max_num_batched_tokens.value
     if not engine.enable_chunked_prefill.value and budget < engine.max_model_len.value:
@@ -362,6 +380,29 @@ def check_consistency(subject: Subject) -> Iterator[Problem]:
             f"engine.max_num_batched_tokens = {budget} < max_num_seqs = {engine.max_num_seqs.value}",
             "a decode step takes a token of each sequence",
             "raise it",
+        )
+
+
+def _check_nodes(subject: Subject) -> Iterator[Problem]:
+    """The engine learns from two keys how many nodes there are and which replicas are this one's."""
+    engine, nodes = subject.profile.engine, subject.platform.nodes
+    replicas = engine.data_parallel_size.value if engine.data_parallel_size else 1
+    wanted = {"nnodes": nodes, "data_parallel_size_local": replicas // nodes} if nodes > 1 else {}
+    for name in ("nnodes", "data_parallel_size_local"):
+        setting = getattr(engine, name)
+        if (setting.value if setting else None) != wanted.get(name):
+            yield Problem(
+                ("engine", name) if setting else ("engine",),
+                f"engine.{name} is {setting.value if setting else 'not stated'}",
+                f"{subject.platform.id} has {nodes} nodes, over which {replicas} replicas are dealt out",
+                f"state {wanted[name]}" if name in wanted else "remove it",
+            )
+    if nodes > 1 and replicas % nodes:
+        yield Problem(
+            ("engine", "data_parallel_size", "value") if engine.data_parallel_size else ("engine",),
+            f"{replicas} replicas on {nodes} nodes",
+            "a replica's attention stays within a node, whose links are those that can carry it",
+            f"make data_parallel_size a multiple of {nodes}",
         )
 
 

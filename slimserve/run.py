@@ -24,6 +24,7 @@ from slimserve.telling import say
 def fetch(session: Session, profile: Profile) -> int:
     """Download and verify the weights of `profile`; what is damaged is fetched again."""
     subject = session.registry.subject(profile)
+    session.manifest(subject)  # first: of what nobody has listed nothing is fetched
     on_disk = session.weights(subject)
     raise_if_any(Refused, list(disk(session.machine, on_disk)))
     with preparing.metered() as meter:
@@ -131,6 +132,7 @@ def launch(
     keys = exposure.keys(session.environment, host)
     plan = session.plan(profile)
     _require_engine(plan.subject)
+    _refuse_nodes(plan.subject)
     _refuse_verification(profile)
     for note in plan.notes:
         say(note)
@@ -182,6 +184,18 @@ def _doctor(session: Session) -> list[Finding]:
     from slimserve.probe import read_machine
 
     return list(doctor.findings(read_machine(session.cache, session.environment)))
+
+
+def _refuse_nodes(subject: Subject) -> None:
+    nodes = subject.platform.nodes
+    if nodes > 1:
+        raise Refused(
+            Finding(
+                f"{subject.profile.id} spans {nodes} nodes, and one command starts one",
+                "each node has to know its rank and where the first one is, which comes with --node RANK --head HOST",
+                "plan it with --plan; to serve, use a profile of one node",
+            )
+        )
 
 
 def _refuse_verification(profile: Profile) -> None:

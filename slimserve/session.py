@@ -80,16 +80,18 @@ class Session:
         checkpoint = subject.model.checkpoints[profile.quant]
         folder = weights.folder(self.cache, subject.model.id, profile.quant, checkpoint)
         # Most checkpoints of a listing are not there at all: then there is no need to read what they should hold.
-        ready = self.here and weights.is_there(folder) and weights.state(folder, self.manifest(subject)).ready
+        there = self.here and checkpoint.manifest is not None and weights.is_there(folder)
+        ready = there and weights.state(folder, self.manifest(subject)).ready
         # A machine that is only described has nothing on its disk yet, whatever this one has.
-        there = folder if self.here else Path(os.devnull)
-        return WeightsOnDisk(folder, ready, 0 if ready else weights.peak_bytes(there, checkpoint))
+        looked = folder if self.here else Path(os.devnull)
+        return WeightsOnDisk(folder, ready, 0 if ready else weights.peak_bytes(looked, checkpoint))
 
     def manifest(self, subject: Subject) -> Manifest:
         """The files that the checkpoint of `subject` consists of.
 
         Raises:
             RegistryError: the manifest is missing or wrong.
+            Refused: there is none.
         """
         return weights.manifest(self.registry.folder, subject.model.checkpoints[subject.profile.quant])
 

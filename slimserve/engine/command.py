@@ -144,6 +144,13 @@ def build(plan: Plan, admission: Config, *, cache: Path, user_environment: Mappi
     return Command(tuple(argv), {**passed, **ours}, admission, rows, notes, expected.processes(plan))
 
 
+def drafter_folder(plan: Plan) -> Path:
+    """Where the drafter of `plan` lies: beside the weights."""
+    speculation = plan.subject.profile.engine.speculative_config
+    name = speculation.value.model if speculation else None
+    return plan.weights.folder.with_name(f"{plan.weights.folder.name}-{name}")
+
+
 def flags(name: str, value: Any) -> tuple[str, ...]:
     """The arguments for one setting: false becomes `--no-x`, nested data becomes JSON.
 
@@ -165,6 +172,8 @@ def _rows(plan: Plan) -> Iterator[Row]:
     for key, setting in plan.subject.profile.settings():
         section, name = key.split(".", 1)
         value = plain(setting.value, nulls=False)
+        if name == "speculative_config" and "model" in value:
+            value = {**value, "model": str(drafter_folder(plan))}
         yield Row(key, value, flags(name, value) if section == "engine" else (), setting.why, str(setting.evidence))
     for name, value, policy in FIXED:
         yield Row(name, value, flags(name, value), BY_ID[policy].reason, f"policy: {policy}")

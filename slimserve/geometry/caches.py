@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slimserve.errors import Finding, Refused
+from slimserve.geometry import dspark
 from slimserve.geometry.layout import BF16, SIZE_OF, KvDtype, Layout, ceil_div, round_up
 from slimserve.geometry.reading import check_layout, shape_of
 from slimserve.geometry.shape import Attention, Indexer, Linear, Shape
@@ -142,7 +143,11 @@ def caches(model: Model, layout: Layout) -> Caches:
     if shape.indexer is not None:
         groups = _packed(shape, layout, shape.indexer, attending, block, page, states)
     elif states:
+        _check_pages(layout, per_token)
         groups = _uniform(shape, layout, attending, block, page, states["state"])
+    elif layout.draft_model is not None:
+        what, why = "a draft model beside a model without linear layers", "how the engine lays it out is not known here"
+        raise Refused(Finding(what, why, "draft with mtp or ngram, or not at all"))
     else:
         groups = [Group("attention", attending, block, page, page)]
     return Caches(tuple(groups), block, max(group.bytes for group in groups), layout)
@@ -231,6 +236,21 @@ def _check_blocks(layout: Layout) -> None:
         raise Refused(Finding(f"block_size = {start} is not a multiple of {kernel}", why, f"use multiples of {kernel}"))
 
 
+def _check_pages(layout: Layout, kv_bytes: int) -> None:
+    """A draft model's pages must be as large as the target's: else the engine lays all caches out in another way."""
+    if layout.draft_model is None:
+        return
+    drafted = dspark.kv_bytes_a_token(layout.draft_model, layout)
+    if drafted != kv_bytes:
+        raise Refused(
+            Finding(
+                f"the drafter keeps {drafted} B a token and layer, the target {kv_bytes}",
+                "pages of two sizes are laid out in a way that is not counted here",
+                "draft with mtp, or use ranks and cache types with which the two are equal",
+            )
+        )
+
+
 def _packed(
     shape: Shape, layout: Layout, indexer: Indexer, attending: int, block: int, page: int, states: dict[Kind, int]
 ) -> list[Group]:
@@ -272,16 +292,22 @@ def _packed(
 
 
 def _uniform(shape: Shape, layout: Layout, attending: int, block: int, page: int, state: int) -> list[Group]:
-    """Groups where every page has one size: of as many layers as the scarcer kind has.
+    """Groups where every page has one size: of as many layers as the scarcest kind has.
 
-    When the kinds are nearly as many, of as many as the other has, which pads less.
+    When the kinds are nearly as many, of as many as the most frequent has, which pads less. A draft model's layers have
+    heads of another shape, and are a kind of their own.
     """
     linear = shape.linear.layers if shape.linear else 0
-    low, high = sorted((attending, linear))
+    kinds: list[tuple[Kind, int]] = [("state", linear), ("attention", attending)]
+    if layout.draft_model is not None:
+        kinds.append(("attention", layout.draft_model.num_hidden_layers))
+    low, high = min(n for _, n in kinds), max(n for _, n in kinds)
     size = high if high < 1.5 * low else low
-    tokens = block if layout.prefix_caching else 0
-    groups = [Group("state", n, tokens, page, state) for n in _shares(linear, ceil_div(linear, size))]
-    return groups + [Group("attention", n, block, page, page) for n in _shares(attending, ceil_div(attending, size))]
+    groups: list[Group] = []
+    for kind, layers in kinds:
+        tokens, used = (block, page) if kind == "attention" else (block if layout.prefix_caching else 0, state)
+        groups += [Group(kind, n, tokens, page, used) for n in _shares(layers, ceil_div(layers, size))]
+    return groups
 
 
 def _in_order(shape: Shape) -> list[Kind]:

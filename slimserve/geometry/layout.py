@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from slimserve.model import Drafter
+
 KvDtype = Literal["bfloat16", "fp8", "fp8_e4m3", "turboquant_k8v4"]
 
 BF16, FP32 = 2, 4
@@ -40,6 +42,8 @@ class Layout:
         mamba_ssm_cache_dtype: of the recurrent state; None takes the checkpoint's word, as the engine does.
         speculative_tokens: k, drafted tokens a step.
         drafter: the model's own MTP layers draft them (else an n-gram search does, without weights or cache).
+        draft_model: a model of its own drafts them instead (DSpark).
+        draft_kv_dtype: of its cache.
         prefix_caching: states are kept at block boundaries (mamba_cache_mode align), else one live state a request.
         block_size: tokens of a block before the hybrid rule: what the profile states, else 16 on CUDA (but never below
             kernel_block) and 128 on the CPU.
@@ -57,6 +61,8 @@ class Layout:
     mamba_ssm_cache_dtype: Literal["float32", "bfloat16"] | None = None
     speculative_tokens: int = 0
     drafter: bool = False
+    draft_model: Drafter | None = None
+    draft_kv_dtype: KvDtype = "bfloat16"
     prefix_caching: bool = True
     block_size: int = 16
     kernel_block: int = 16
@@ -81,9 +87,14 @@ class Layout:
         return 1 if sequence_parallel else self.tensor_parallel
 
     @property
+    def drafts(self) -> bool:
+        """Whether layers draft, be it the model's own or another model's: both keep a cache of their own."""
+        return self.drafter or self.draft_model is not None
+
+    @property
     def lookahead_tokens(self) -> int:
         """Tokens past the sequence for which the drafter needs room (vllm/config/vllm.py, num_lookahead_tokens)."""
-        return self.speculative_tokens if self.drafter else 0
+        return self.speculative_tokens if self.drafts else 0
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slimserve.errors import Finding, Refused, RegistryError, raise_if_any
+from slimserve.geometry import dspark
 from slimserve.geometry.layout import Layout
 from slimserve.geometry.shape import Attention, Experts, Hyper, Indexer, Linear, Ngram, Shape
 from slimserve.model import Geometry, Model
@@ -240,6 +241,8 @@ def check_layout(shape: Shape, layout: Layout) -> None:
         if not shape.drafter_layers:
             why = "the drafter is this model's own MTP layers, and it has none"
             findings.append(Finding("mtp_num_hidden_layers is missing", why, "draft by n-gram search, or not at all"))
+    if layout.draft_model is not None:
+        dspark.check(layout.draft_model, layout)
     if layout.speculative_tokens < 0 or (layout.drafter and not layout.speculative_tokens):
         what = f"num_speculative_tokens = {layout.speculative_tokens}"
         findings.append(Finding(what, "a drafter drafts at least one token", "give one or more, or leave it out"))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slimserve.errors import Finding, Refused, RegistryError
+from slimserve.geometry import dspark
 from slimserve.geometry.layout import BF16, FP32, Layout, ceil_div
 from slimserve.geometry.ngram import row_bytes, rows
 from slimserve.geometry.reading import check_layout, shape_of
@@ -93,6 +94,8 @@ def weights(model: Model, checkpoint: Checkpoint, layout: Layout) -> Weights:
         routed = [Part(f"drafter_{part.name}", part.bytes) for part in drafted if part.name.startswith("routed_")]
         dense = sum(part.bytes for part in drafted if not part.name.startswith("routed_"))
         found += [Part("drafter", dense + _drafter_inputs(shape, tp)), *routed]
+    if layout.draft_model is not None:
+        found.append(Part("drafter", dspark.weight_bytes(layout.draft_model, shape.hidden, shape.vocab, tp)))
     return Weights(tuple(part for part in found if part.bytes))
 
 

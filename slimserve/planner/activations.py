@@ -102,7 +102,9 @@ def _phases(shape: Shape, layout: Layout, experts_per_token: int) -> dict[str, i
     # A layer's caller holds the residual that the layer got; the layer holds the one that it makes, and its input.
     before = 2 * stream + block
     after = before + block
-    drafted = 2 * block if layout.drafter else 0  # the target's last hidden state, and embeddings
+    drafted = 2 * block if layout.drafts else 0  # the target's last hidden state, and embeddings
+    if layout.draft_model is not None:  # what it reads of the target is kept until it drafts
+        drafted += layout.draft_model.target_layers * block
     found = {"attention": before + drafted + _projections(shape.attention, shape, layout)}
     if shape.hyper is None:
         found["norms"] = 2 * stream + 2 * block + drafted

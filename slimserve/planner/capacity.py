@@ -58,7 +58,7 @@ def capacity(rank: Rank, sizes: Sizes) -> Capacity:
     blocks = laid.pool_blocks(pool)
     # The drafter's cache of a hit's last block lacks what only the next token gives, so the engine drops that block
     # (v1/core/kv_cache_coordinator.py, drop_eagle_block): a prefix is found from its second block on.
-    prefix = laid.block_tokens * (2 if rank.layout.drafter else 1)
+    prefix = laid.block_tokens * (2 if rank.layout.drafts else 1)
     return Capacity(
         block_tokens=laid.block_tokens,
         slab_bytes=laid.slab_bytes,

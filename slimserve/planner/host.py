@@ -27,6 +27,11 @@ def pinned_bytes(size: int) -> int:
     return 1 << (size - 1).bit_length() if size > 0 else 0
 
 
+def ranks_here(rank: Rank) -> int:
+    """Ranks on one node, which is what one machine is asked for."""
+    return rank.layout.ranks // rank.subject.platform.nodes
+
+
 def registrations(size: int) -> int:
     """In how many pieces `size` bytes have to be registered, each smaller than the limit."""
     return ceil_div(size, REGISTRATION_LIMIT - 1)
@@ -40,7 +45,7 @@ def host_budget(rank: Rank, machine: Machine, *, tier_bytes: int = 0) -> Budget:
         machine: whose memory counts, as far as it may be used.
         tier_bytes: of the second cache tier, a rank; no profile has one today.
     """
-    sizes, ranks = rank.sizes, rank.layout.ranks
+    sizes, ranks = rank.sizes, ranks_here(rank)
     needs = rank.subject.platform.needs
     lines = []
     if rank.card_bytes is None:
@@ -96,8 +101,8 @@ def notes(rank: Rank, machine: Machine, budget: Budget) -> Iterator[str]:
     pinned = sum(line.bytes for line in budget.lines if line.name.endswith("pinned") or line.name == "its rounding")
     nodes = machine.cpu.numa_nodes or 1
     if pinned and nodes > 1:
-        ranks = ceil_div(rank.layout.ranks, nodes)
-        share = pinned * ranks // rank.layout.ranks
+        ranks = ceil_div(ranks_here(rank), nodes)
+        share = pinned * ranks // ranks_here(rank)
         yield f"{gib(pinned)} of host memory are pinned: {gib(share)} on each of {nodes} NUMA nodes, {ranks} ranks each"
     allowed = machine.memory.memlock_bytes
     if pinned and allowed is not None and allowed < pinned:

@@ -24,6 +24,7 @@ def layout_of(subject: Subject) -> Layout:
     engine = subject.profile.engine
     speculation = engine.speculative_config.value if engine.speculative_config else None
     block, kernel = _BLOCKS[subject.platform.kind]
+    own = speculation.model if speculation else None
     given = {} if engine.all2all_backend is None else {"all2all_backend": engine.all2all_backend.value}
     return Layout(
         tensor_parallel=engine.tensor_parallel_size.value,
@@ -35,6 +36,8 @@ def layout_of(subject: Subject) -> Layout:
         mamba_ssm_cache_dtype=engine.mamba_ssm_cache_dtype.value if engine.mamba_ssm_cache_dtype else None,
         speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
         drafter=speculation is not None and speculation.method == "mtp",
+        draft_model=subject.model.drafters[own] if own else None,
+        draft_kv_dtype=(speculation and speculation.kv_cache_dtype) or engine.kv_cache_dtype.value,
         prefix_caching=engine.enable_prefix_caching.value,
         block_size=stated(engine.block_size, block),
         kernel_block=kernel,

@@ -157,8 +157,10 @@ class Rank:
             return Line("CUDA graphs", 0, "none are captured")
         captured = setting.value.cudagraph_capture_sizes
         each = reserve.graph_bytes.value
-        if self.layout.drafter:
-            each += max(MIB, each * self.shape.drafter_layers // self.shape.layers)
+        if self.layout.drafts:
+            own = self.layout.draft_model
+            layers = own.num_hidden_layers if own else self.shape.drafter_layers
+            each += max(MIB, each * layers // self.shape.layers)
         rounds = 2 if setting.value.cudagraph_mode == "FULL_AND_PIECEWISE" else 1
         pool = decode_bytes(self.shape, self.layout, self._step(sizes, max(captured)), self._topk)
         why = f"{rounds * len(captured)} x {each:,} B, and a step of {max(captured)} tokens"

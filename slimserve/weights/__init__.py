@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slimserve.errors import Finding
+from slimserve.errors import Finding, Refused
 from slimserve.model import Checkpoint, Geometry
 from slimserve.weights.manifest_file import Manifest, ManifestFile, read_manifest
 from slimserve.weights.store import State, bytes_missing, folder, is_there, peak_bytes, state
@@ -46,7 +46,12 @@ def manifest(profiles: Path, checkpoint: Checkpoint) -> Manifest:
 
     Raises:
         RegistryError: the manifest is missing or wrong.
+        Refused: the checkpoint has none.
     """
+    if checkpoint.manifest is None:
+        what = f"the files of {checkpoint.origin} are not listed"
+        do = "list them in a manifest, at a pinned revision, and fetch then; until then it can only be planned with"
+        raise Refused(Finding(what, checkpoint.unlisted or "", do))
     return read_manifest(profiles / "weights" / f"{checkpoint.manifest}.manifest")
 
 
@@ -66,6 +71,10 @@ def fetch(
     """
     from slimserve.weights import transfer
 
+    if checkpoint.generated is not None:
+        what = f"{target} is not there, or not as it has to be"
+        why = "it is written on this machine and comes from nowhere: a configuration without weights"
+        raise Refused(Finding(what, why, f"{checkpoint.generated} {target}"))
     transfer.fetch(checkpoint, target, manifest, progress, environ)
 
 

@@ -64,6 +64,7 @@ def download(
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     endpoint = environ.get("HF_ENDPOINT", "").rstrip("/") or None
+    assert source.revision is not None  # a checkpoint with a manifest has one
     url = huggingface_hub.hf_hub_url(source.repo, file.name, revision=source.revision, endpoint=endpoint)
     headers = build_hf_headers(token=environ.get("HF_TOKEN") or None)
     try:
@@ -140,7 +141,8 @@ def _refused(source: HuggingFace, file: ManifestFile, error: Any) -> Finding:
     from huggingface_hub import errors
 
     status = error.response.status_code if error.response is not None else 0
-    what = f"{file.name} of {source.repo} at {source.revision[:12]}: the Hub answered {status or error}"
+    commit = (source.revision or "")[:12]
+    what = f"{file.name} of {source.repo} at {commit}: the Hub answered {status or error}"
     if isinstance(error, errors.GatedRepoError) or status == 403:
         do = "accept the model's licence on its page with your account, and set HF_TOKEN to a token of it"
         return Finding(what, "the repository gives its files only to accounts that were let in", do)

@@ -57,10 +57,9 @@ def folder(cache: Path, model_id: str, quant: str, checkpoint: Checkpoint) -> Pa
         checkpoint: it, for its revision or version: another one lies beside it, not over it.
     """
     if checkpoint.huggingface is not None:
-        version = checkpoint.huggingface.revision[:12]
+        version = (checkpoint.huggingface.revision or "unpinned")[:12]
     else:
-        assert checkpoint.package is not None  # a checkpoint has exactly one source
-        version = checkpoint.package.version
+        version = checkpoint.package.version if checkpoint.package is not None else "generated"
     return cache / "weights" / model_id / f"{quant}-{version}"
 
 

@@ -10,17 +10,24 @@ from typing import Any
 
 import pytest
 
+from slimserve import weights
+from slimserve.errors import Refused
 from slimserve.model import Checkpoint
 from slimserve.plan import WeightsOnDisk, describe, make_plan
+from slimserve.planner import what_if
+from slimserve.policies import broken
 from slimserve.profile import NotCarried, Profile, Setting
-from slimserve.registry import load_registry
+from slimserve.registry import check_consistency, load_registry
 
 FOLDER = Path(__file__).parents[2] / "profiles"
 REGISTRY = load_registry(FOLDER)
 CHECKPOINTS = {
-    f"{model.id}/{quant}": checkpoint
+    f"{model.id}/{name}": checkpoint
     for model in REGISTRY.models.values()
-    for quant, checkpoint in model.checkpoints.items()
+    for name, checkpoint in (
+        *model.checkpoints.items(),
+        *((name, drafter.checkpoint) for name, drafter in model.drafters.items()),
+    )
 }
 
 
@@ -30,24 +37,58 @@ def platform_settings() -> Iterator[tuple[str, Setting[Any]]]:
             yield f"{platform.id}.{key}", setting
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS)
+LISTED = {name: checkpoint for name, checkpoint in CHECKPOINTS.items() if checkpoint.manifest is not None}
+UNLISTED = {name: checkpoint for name, checkpoint in CHECKPOINTS.items() if checkpoint.manifest is None}
+
+
+@pytest.mark.parametrize("checkpoint", LISTED.values(), ids=LISTED)
 def test_a_checkpoint_is_as_large_as_the_files_of_its_manifest(checkpoint: Checkpoint) -> None:
-    lines = (FOLDER / "weights" / f"{checkpoint.manifest}.manifest").read_text().splitlines()
-    sizes = [int(line.split()[1]) for line in lines if line.strip() and not line.startswith("#")]
-    assert checkpoint.bytes == sum(sizes)
+    assert checkpoint.bytes == sum(file.bytes for file in weights.manifest(FOLDER, checkpoint))
     assert checkpoint.host_bytes < checkpoint.bytes
+
+
+@pytest.mark.parametrize("checkpoint", UNLISTED.values(), ids=UNLISTED)
+def test_a_checkpoint_whose_files_nobody_listed_is_not_fetched(checkpoint: Checkpoint) -> None:
+    with pytest.raises(Refused) as caught:
+        weights.manifest(FOLDER, checkpoint)
+    (finding,) = caught.value.findings
+    assert checkpoint.origin in finding.what
+    assert finding.why == checkpoint.unlisted
 
 
 def test_every_source_is_cited_and_every_citation_is_listed() -> None:
     settings = [setting for profile in REGISTRY.profiles.values() for _, setting in profile.settings()]
     settings += [setting for _, setting in platform_settings()]
-    cited = {setting.evidence.published for setting in settings} - {None}
+    options = [option for profile in REGISTRY.profiles.values() for option in profile.options.values()]
+    cited = {item.evidence.published for item in (*settings, *options)} - {None}
     assert cited == set(REGISTRY.sources)
 
 
 def test_no_two_needs_of_any_platform_share_a_reason() -> None:
     whys = [setting.why for _, setting in platform_settings()]
     assert len(set(whys)) == len(whys)
+
+
+def test_no_two_settings_of_any_profile_share_a_reason() -> None:
+    seen: dict[str, str] = {}
+    for profile in REGISTRY.profiles.values():
+        reasons = {key: setting.why for key, setting in profile.settings()}
+        reasons |= {f"options.{name}": option.why for name, option in profile.options.items()}
+        for key, why in reasons.items():
+            text = " ".join(why.lower().split())
+            assert text not in seen, f"{profile.id}: {key} has the reason of {seen[text]}"
+            seen[text] = f"{profile.id}: {key}"
+
+
+@pytest.mark.parametrize("profile", REGISTRY.profiles.values(), ids=REGISTRY.profiles)
+def test_what_a_profile_could_do_is_off_and_keeps_the_rules(profile: Profile) -> None:
+    for name, option in profile.options.items():
+        changed, changes = what_if.change(profile, option.set)
+        assert all(change.before != change.after for change in changes), name
+        subject = REGISTRY.subject(changed)
+        assert [*check_consistency(subject), *broken(subject)] == []
+        plan = make_plan(subject, describe(subject.platform, 0), WeightsOnDisk(Path("weights"), True, 0))
+        assert plan.room.capacity.slots >= profile.engine.max_num_seqs.value
 
 
 @pytest.mark.parametrize("profile", REGISTRY.profiles.values(), ids=REGISTRY.profiles)
