@@ -66,11 +66,19 @@ def _lines(endpoint: Mapping[str, Any], now: float) -> list[str]:
     elif endpoint["state"] in (State.READY, State.DRAINING):
         lines.append(f"    the engine has not answered within {DOOR_SECONDS:g} s")
     if endpoint["restarts"]:
-        lines.append(f"    restarted {endpoint['restarts']} times")
-    lines += [f"    | {words}" for words in endpoint["last_words"][-5:]]
+        lines.append(f"    restarted {_times(endpoint['restarts'])}")
+    if (crash := endpoint["crash"]) is not None:
+        lines.append(f"    last crash {moment(crash['when'])}: {crash['what']}")
+        lines.append(f"    {crash['why']}")
+        if endpoint["state"] != State.READY:  # later they are in the log, and in the JSON
+            lines += [f"    | {words}" for words in crash["last_words"]]
     lines.append(f"    {endpoint['url']}   page {endpoint['page'] or 'off'}   process {endpoint['pid']}")
     lines.append(f"    log {endpoint['log']}")
     return ["".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line) for line in lines]
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _duration(seconds: int) -> str:

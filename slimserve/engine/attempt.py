@@ -85,7 +85,7 @@ class Attempt:
         signals: those that end a wait; None: Python's own KeyboardInterrupt does.
 
     Raises:
-        Refused: the command cannot be run; nothing was started.
+        Refused: the command cannot be run, or the run folder not be written; nothing was started.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class Attempt:
         self._ready = False
         self._gone = False
         self._oom_before = ending.oom_counters()
+        folder.prepare()  # anew, since a tidy hand may have removed it while the engine before ran
         folder.clear()
         tag = secrets.token_hex(16)
         door = replace(launch.admission, control=str(launch.control), listen_fd=listening.fileno())
@@ -166,6 +167,7 @@ class Attempt:
                 "see the log; raise `serve.warmup_seconds` when the machine is slow and the log shows progress",
             )
         self._ready = True
+        self._process.watch_workers()
 
     def watch(self) -> NoReturn:
         """Stay by the engine for as long as it works.
@@ -208,8 +210,8 @@ class Attempt:
 
     @property
     def last_words(self) -> tuple[str, ...]:
-        """The end of this start's log."""
-        return tuple(ending.tail(self._folder.log_path, self._process.log_start))
+        """What this start's log has to say about its end."""
+        return ending.last_words(self._folder.log_path, self._process.log_start)
 
     def kill_leader(self) -> None:
         """SIGKILL the API server: from then on it takes no connection that others could answer."""
@@ -273,12 +275,15 @@ class Attempt:
 
     def _fail_dead(self, status: int) -> NoReturn:
         self._gate.check()  # one that was ended there says more than its exit status
-        verdict = ending.memory_verdict(status, self._oom_before, ending.oom_counters())
+        workers = self._process.workers
+        cause = status if workers.status is None else workers.status
+        verdict = ending.memory_verdict(cause, self._oom_before, ending.oom_counters())
         do = "see the log"
         if "probably" in verdict or "struck" in verdict:
             do = "free memory, raise the memory limit of the container, or take a profile that needs less; see the log"
         self._fail(
-            f"the engine ended by itself after {self.seconds:.1f} s: {ending.status_in_words(status)}",
+            f"the engine ended by itself after {self.seconds:.1f} s: "
+            f"{workers.fallen or ending.status_in_words(status)}",
             verdict or "an engine ends when it is told to, and it was not",
             do,
         )

@@ -9,6 +9,10 @@ from pathlib import Path
 
 TAIL_LINES = 30
 _TAIL_BYTES = 64 * 1024
+# The first error of an engine is the cause, and what follows it may be long: so much is searched, and so much shown.
+_SEARCHED_BYTES = 1 << 20
+_CAUSE_LINES = 12
+_ERROR = re.compile(r"\b(ERROR|CRITICAL)\b|Traceback \(most recent call last\)")
 # As it begins to serve the engine lists its routes, a line each: after a short life nothing else would be left to read.
 _ROUTES = re.compile(r"\[launcher\.py:\d+\] (Available routes are:|Route: )")
 
@@ -65,11 +69,27 @@ def tail(log: Path, start: int = 0, lines: int = TAIL_LINES) -> list[str]:
 
     Without control characters, and without the engine's list of its routes.
     """
+    return _end(log, start, _TAIL_BYTES)[-lines:]
+
+
+def last_words(log: Path, start: int) -> tuple[str, ...]:
+    """What `log`, from byte `start` on, has to say about an end: its last lines, and the first error before them."""
+    try:
+        lines = _end(log, start, _SEARCHED_BYTES)
+    except OSError:
+        return ()  # somebody has taken the log away
+    first = next((number for number, line in enumerate(lines) if _ERROR.search(line)), len(lines))
+    if first >= len(lines) - TAIL_LINES:
+        return tuple(lines[-TAIL_LINES:])
+    return (*lines[first : first + _CAUSE_LINES], "...", *lines[_CAUSE_LINES - TAIL_LINES + 1 :])
+
+
+def _end(log: Path, start: int, most_bytes: int) -> list[str]:
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(start, size - _TAIL_BYTES))
-        text = file.read().decode(errors="replace")
-    kept = [line for line in text.splitlines() if not _ROUTES.search(line)][-lines:]
+        file.seek(max(start, size - most_bytes))
+        text = file.read(most_bytes).decode(errors="replace")
+    kept = [line for line in text.splitlines() if not _ROUTES.search(line)]
     return ["".join(mark for mark in line if mark.isprintable() or mark == "\t") for line in kept]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -57,7 +58,8 @@ def write(run_folder: Path, endpoint: Endpoint) -> None:
 
 def remove(run_folder: Path) -> None:
     """The endpoint is no more."""
-    (run_folder / FILE_NAME).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (run_folder / FILE_NAME).unlink()
 
 
 def living(runs_folder: Path) -> list[Endpoint]:

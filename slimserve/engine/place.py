@@ -38,6 +38,7 @@ class Place:
 
         self._launch, self._folder, self._report = launch, folder, report
         self._told = False
+        self._own, self._boot = procfs.own(), procfs.boot()
         folder.end_leftovers(report)
         with contextlib.ExitStack() as undo:
             others = endpoints.living(folder.path.parent)
@@ -63,12 +64,12 @@ class Place:
 
     def write(self, status: Status) -> None:
         """Tell other programs where the endpoint stands."""
-        launch, own = self._launch, procfs.own()
+        launch = self._launch
         endpoint = endpoints.Endpoint(
             profile=launch.profile_id,
-            pid=own.pid,
-            start_ticks=own.start_ticks,
-            boot=procfs.boot(),
+            pid=self._own.pid,
+            start_ticks=self._own.start_ticks,
+            boot=self._boot,
             port=launch.port,
             url=launch.url,
             page=self._page_url,

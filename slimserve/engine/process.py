@@ -12,6 +12,7 @@ from pathlib import Path
 
 from slimserve.engine import procfs
 from slimserve.engine.descriptors import wait_readable
+from slimserve.engine.workers import Workers
 
 # What dies of SIGKILL dies at once, unless it sleeps in a driver; after this we say so instead of waiting on.
 KILL_SECONDS = 10.0
@@ -58,6 +59,7 @@ class EngineProcess:
         self.pid = self._leader.pid
         self._tag = env.get(procfs.TAG, "")
         self._handle: int | None = os.pidfd_open(self.pid)
+        self.workers = Workers(())
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the leader dies, to wait for.
@@ -68,6 +70,11 @@ class EngineProcess:
         if self._handle is None:
             raise ValueError("the engine has been stopped")
         return self._handle
+
+    def watch_workers(self) -> None:
+        """From now on note which of the processes that compute dies first."""
+        self.workers.close()
+        self.workers = Workers(self._computing())
 
     def status(self) -> int | None:
         """The leader's exit status, minus the signal's number when one ended it; None while it lives."""
@@ -99,19 +106,23 @@ class EngineProcess:
         """
         left = procfs.end(self.pid, self._tag, KILL_SECONDS)
         self.wait(KILL_SECONDS if not left else 0.0)
+        self.workers.close()
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
         return left
 
-    def _workers(self) -> set[int]:
-        """Pids of what computes: neither the leader, nor those that only clean up after it."""
+    def _computing(self) -> list[procfs.Process]:
+        """What computes: neither the leader, nor those that only clean up after it."""
         helpers = ("slimserve-guard", "multiprocessing.resource_tracker")
-        return {
-            one.pid
+        return [
+            one
             for one in self.survivors()
             if one.pid != self.pid and not any(word in one.name + procfs.command_line(one.pid) for word in helpers)
-        }
+        ]
+
+    def _workers(self) -> set[int]:
+        return {one.pid for one in self._computing()}
 
     def stop(self, grace_seconds: float, hurried: Callable[[], bool] = lambda: False) -> list[procfs.Process]:
         """End the engine: SIGTERM to the leader, `grace_seconds` to follow it, SIGKILL to all that is left.

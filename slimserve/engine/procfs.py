@@ -57,6 +57,18 @@ def read(pid: int) -> Process | None:
     return Process(pid, name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
 
 
+def exit_status(pid: int) -> int | None:
+    """The exit status, as `subprocess` gives it, of a process that is dead and not yet fetched by its parent."""
+    process = read(pid)
+    if process is None or process.alive:
+        return None
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return os.waitstatus_to_exitcode(int(text.rpartition(")")[2].split()[49]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def own() -> Process:
     """The process that asks."""
     process = read(os.getpid())

@@ -188,9 +188,10 @@ class RunFolder:
         self.control = control
         self.log_path = path / LOG_NAME
         self._record_path = path / FILE_NAME
+        self._own_control = False
 
     def prepare(self) -> None:
-        """Make the folder with mode 0700 and the log with 0600.
+        """Make the folder with mode 0700 and the log with 0600, where they are not there.
 
         Raises:
             Refused: it cannot be written.
@@ -198,8 +199,9 @@ class RunFolder:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)
-            if self.control.parent != self.path:
+            if self.control.parent != self.path and not (self._own_control and self.control.parent.is_dir()):
                 self.control.parent.mkdir(mode=0o700)  # where everybody may write, one that is there is a stranger's
+                self._own_control = True
             os.close(os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600))
         except OSError as error:
             raise self._refusal(error) from error
@@ -217,8 +219,9 @@ class RunFolder:
 
     def clear(self) -> None:
         """Forget the start; the log stays."""
-        self._record_path.unlink(missing_ok=True)
-        self.control.unlink(missing_ok=True)  # the next engine could not bind it
+        for path in (self._record_path, self.control):  # the next engine could not bind what is in its place
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def close(self) -> None:
         """Leave the log alone."""

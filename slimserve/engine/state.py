@@ -36,6 +36,24 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Crash:
+    """How an engine that was ready came to its end.
+
+    Args:
+        when: in seconds since the epoch.
+        what, why: as the error says it.
+        last_words: of its log: the first error, if there was one, and the end.
+        log: the whole of it.
+    """
+
+    when: Annotated[float, Between(0, 1e12)]
+    what: str
+    why: str
+    last_words: tuple[str, ...]
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """One moment of an endpoint.
 
@@ -45,7 +63,7 @@ class Status:
         reason: why, in one line.
         deadline_seconds: how long the state may last; None: for ever.
         restarts: starts of the engine after the first.
-        last_words: the end of the engine's log, when it died.
+        crash: the last one; it stays to be read when the engine has long been ready again.
     """
 
     state: State
@@ -53,7 +71,7 @@ class Status:
     reason: str
     deadline_seconds: float | None = None
     restarts: int = 0
-    last_words: tuple[str, ...] = ()
+    crash: Crash | None = None
 
 
 def moment(seconds: float) -> str:
@@ -89,15 +107,15 @@ class Board:
         reason: str,
         *,
         deadline_seconds: float | None = None,
-        last_words: tuple[str, ...] = (),
+        crash: Crash | None = None,
     ) -> None:
-        """Enter `state`."""
+        """Enter `state`, with the last crash that was told unless there is another."""
         with self._lock:
             old, now = self._status, time.time()
             if (old.state, state) in _PASSAGES:
                 self._usual[old.state] = now - old.since
             restarts = old.restarts + ((old.state, state) == (State.RESTARTING, State.LOADING))
-            status = self._status = Status(state, now, reason, deadline_seconds, restarts, last_words)
+            status = self._status = Status(state, now, reason, deadline_seconds, restarts, crash or old.crash)
         self._told(status)
 
     def amend(self, reason: str) -> None:

@@ -22,7 +22,7 @@ from slimserve.engine.attempt import Attempt, Launch
 from slimserve.engine.fetching import fetch
 from slimserve.engine.place import Place
 from slimserve.engine.record import RunFolder
-from slimserve.engine.state import Board, State, Status
+from slimserve.engine.state import Board, Crash, State, Status
 from slimserve.engine.stop_signals import Stopped
 from slimserve.errors import Failed, Finding, SlimserveError
 from slimserve.operator.source import Source
@@ -180,8 +180,8 @@ class Supervisor:
             begun = time.monotonic()
             try:
                 attempt.watch()
-            except Failed as failed:
-                crash: SlimserveError = failed
+            except (SlimserveError, OSError) as error:
+                crash = _crash(error)
             if time.monotonic() - begun >= STEADY_SECONDS:
                 crashes = 0
             while True:
@@ -190,8 +190,8 @@ class Supervisor:
                 try:
                     attempt = self._start(place)
                     break
-                except SlimserveError as failed:
-                    crash = failed
+                except (SlimserveError, OSError) as error:
+                    crash = _crash(error)
 
     def _clear_away(self, place: Place, crash: SlimserveError, crashes: int) -> None:
         """Answer at once in the dead engine's place, end what is left of it, and wait for the time to start it anew.
@@ -200,12 +200,14 @@ class Supervisor:
             Failed: that was one crash too many.
             Stopped: a signal came.
         """
-        reason = f"{crash.findings[0].what}; that was the crash number {crashes} in a row"
+        first = crash.findings[0]
+        reason = f"{first.what}; that was the crash number {crashes} in a row"
         words = self._attempt.last_words if self._attempt is not None else ()
+        end = Crash(time.time(), first.what, first.why.partition("\n")[0], words, str(self.log_path))
         backoff = BACKOFF_SECONDS[crashes - 1] if crashes <= len(BACKOFF_SECONDS) else None
         if self._attempt is not None:
             self._attempt.kill_leader()
-        self.board.move(State.RESTARTING, reason, deadline_seconds=backoff, last_words=words)
+        self.board.move(State.RESTARTING, reason, deadline_seconds=backoff, crash=end)
         place.front.accept()
         for finding in crash.findings:
             self._report(str(finding))
@@ -220,8 +222,7 @@ class Supervisor:
 
     def _hold(self, reason: str, failed: Failed) -> NoReturn:
         """Stay for a while to say why the endpoint failed, then fail."""
-        words = self.board.status.last_words
-        self.board.move(State.FAILED, reason, deadline_seconds=HOLD_SECONDS, last_words=words)
+        self.board.move(State.FAILED, reason, deadline_seconds=HOLD_SECONDS)
         self._report(f"failed; the reason is answered for {HOLD_SECONDS:g} s more, or until a signal")
         with contextlib.suppress(Stopped):
             waiting.wait(None, None, self._signals, HOLD_SECONDS)
@@ -265,3 +266,16 @@ class Supervisor:
     def _write_status(self, status: Status) -> None:
         if self._place is not None:  # before and after, the run has no folder
             self._place.write(status)
+
+
+def _crash(error: SlimserveError | OSError) -> SlimserveError:
+    """What ended an engine, or kept the next from starting, as something to be told and not to fail of."""
+    if isinstance(error, SlimserveError):
+        return error
+    return Failed(
+        Finding(
+            f"the engine cannot be looked after: {error}",
+            "the system refuses what that takes, such as a descriptor, memory or a file",
+            "see what this machine is short of; `slimserve --doctor` looks at it",
+        )
+    )

@@ -185,4 +185,6 @@ def wait(
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             return "late"
-        wait_readable(handles, left)
+        wait_readable([*handles, *(process.workers.handles if process is not None else ())], left)
+        if process is not None:
+            process.workers.look(process.status() is None)

@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     life.add_argument("--empty-completion", action="store_true", help="/v1/completions answers without a token")
     life.add_argument("--leak-children", type=int, default=0, metavar="N", help="children that ignore SIGTERM")
     life.add_argument("--double-fork-child", action="store_true", help="a daemon in a session of its own")
+    life.add_argument("--core", action="store_true", help="a child that computes; when it dies we end with exit 0")
     life.add_argument("--print-lines", type=int, default=0, metavar="N", help="log `line 1` to `line N` first")
     life.add_argument("--armed", action="store_true", help="dies with its parent, as the real engine does")
     talk = args.add_argument_group("answers")
@@ -359,6 +360,16 @@ def leave_children(switches: argparse.Namespace) -> None:
         subprocess.run([sys.executable, "-S", "-c", middle], check=True)
 
 
+def follow(core: subprocess.Popen[bytes]) -> None:
+    """End in order once the core is dead, as an API server does, and let it be looked at for a moment."""
+    os.waitid(os.P_PID, core.pid, os.WEXITED | os.WNOWAIT)
+    print("(APIServer pid=1) ERROR 11-30 04:00:00 [core_client.py:1] the core is dead", flush=True)
+    for number in range(100):
+        print(f"what follows from that: {number}", flush=True)
+    time.sleep(1.0)
+    os._exit(0)
+
+
 def main() -> None:
     """Load, listen, answer until told to stop."""
     switches = parser().parse_args()
@@ -374,6 +385,9 @@ def main() -> None:
     address = switches.uds or bound.getsockname()[1]
     server = Server(Facts(switches), bound, trusted=bool(switches.uds))
     leave_children(switches)
+    if switches.core:
+        core = subprocess.Popen([sys.executable, "-S", "-c", SLEEPER])
+        threading.Thread(target=follow, args=(core,), daemon=True).start()
     print(f"loading on {address}", flush=True)
     time.sleep(switches.load_seconds / 2)
     again = switches.only_once is not None and os.path.exists(switches.only_once)

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from slimserve.engine.state import State, Status
+from slimserve.engine.state import Crash, State, Status
 from slimserve.errors import Finding
 from slimserve.operator import app
 from slimserve.operator.app import FILES, HEADERS, LOG_LINES, STATIC
@@ -90,7 +90,7 @@ def test_nothing_can_be_done_here(client: httpx.Client) -> None:
 
 
 def test_the_status_says_where_the_endpoint_stands(client: httpx.Client, live: Live) -> None:
-    live.current = Status(State.FAILED, 12.5, "three crashes in a row", 600.0, 3, ("<b>out of memory</b>",))
+    live.current = Status(State.FAILED, 12.5, "three crashes in a row", 600.0, 3, Crash(9.5, "a", "b", ("<b>",), "c"))
     data = client.get("/status.json").json()
     assert data["status"] == plain(live.current)
     assert data["url"] == live.url

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slimserve.engine.state import State, Status
+from slimserve.engine.state import Crash, State, Status
 from slimserve.errors import Finding
 from slimserve.operator import app
 
@@ -66,9 +66,18 @@ def test_an_end_is_shown_with_its_reason_and_last_words(browser: Browser, live: 
         wait_for_text(page, "#state-name", "text => text === 'restarting'")
         assert page.text_content("#reason") == HOSTILE
         wait_for_text(page, "#deadline", "text => text.startsWith('at most 5 min 0 s')")
-        live.current = Status(State.FAILED, time.time(), "three crashes in a row", None, 3, (HOSTILE, "Killed"))
+        live.current = Status(
+            State.FAILED,
+            time.time(),
+            "three crashes in a row",
+            None,
+            3,
+            Crash(time.time(), HOSTILE, HOSTILE, (HOSTILE, "Killed"), "/tmp/engine.log"),
+        )
         wait_for_text(page, "#state-name", "text => text === 'failed'")
         assert page.text_content("#last-words-text") == f"{HOSTILE}\nKilled"
+        assert page.text_content("#crash-what") == HOSTILE
+        assert page.text_content("#crash-log") == "/tmp/engine.log"
         assert page.text_content("#restarts") == "3"
         assert "taken" not in page.title()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 from supervisor_support import ROOT
 
-from slimserve.engine import ending, entry, import_hook, ports, procfs
+from slimserve.engine import ending, entry, import_hook, ports, procfs, supervisor
 from slimserve.engine.control import has_token
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord, leftovers
+from slimserve.errors import Failed, Finding
 
 ENV = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
 
@@ -77,6 +79,30 @@ def test_the_tail_leaves_the_list_of_routes_out(tmp_path: Path) -> None:
     routes += [head.format(195) + f"Route: /v1/{number}, Methods: GET" for number in range(40)]
     log.write_text("\n".join(["the reason", *routes, "Route: of somebody else's", "the end"]))
     assert ending.tail(log, lines=3) == ["the reason", "Route: of somebody else's", "the end"]
+
+
+def test_the_last_words_hold_the_first_error_and_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    head = "(EngineCore pid=7) {} 11-30 03:18:08 [core.py:1] "
+    before = head.format("ERROR") + "of the start before\n"
+    lines = [head.format("INFO") + "well", head.format("ERROR") + "the cause"]
+    lines += [head.format("ERROR") + f"what follows {number}" for number in range(200)]
+    log.write_text(before + "\n".join([*lines, "the end"]))
+    words = ending.last_words(log, len(before))
+    assert len(words) == ending.TAIL_LINES
+    assert words[0].endswith("the cause")
+    assert words[-1] == "the end"
+    assert "..." in words
+    log.write_text("\n".join(lines[:20]))
+    assert ending.last_words(log, 0) == tuple(lines[:20])
+    assert ending.last_words(tmp_path / "nowhere", 0) == ()
+
+
+def test_what_cannot_be_made_of_an_end_is_told() -> None:
+    told = supervisor._crash(OSError(errno.EMFILE, "Too many open files"))
+    assert "Too many open files" in str(told)
+    known = Failed(Finding("what", "why", "do"))
+    assert supervisor._crash(known) is known
 
 
 def test_a_process_name_may_hold_anything() -> None:

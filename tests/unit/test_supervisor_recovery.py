@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -16,11 +17,12 @@ from supervisor_support import Driver, Fake, ask, fake_fixture, free_port
 from waiting import until
 
 from harness.clients import Clients
-from slimserve import chat_probe
+from slimserve import chat_probe, status_command
 from slimserve.client_faults import Endpoint
 from slimserve.engine import endpoints, procfs
 from slimserve.engine.attempt import Launch
 from slimserve.engine.control import Control
+from slimserve.engine.state import moment
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 PATIENCE = 60.0
@@ -104,6 +106,15 @@ def test_kill_9_of_the_engine_is_a_pause_for_its_clients(fake: Fake) -> None:
     assert leader(fake, driver).pid != first.pid
     (endpoint,) = endpoints.living(fake.runs)
     assert (endpoint.status.state, endpoint.status.restarts) == ("ready", 1)
+    crash = endpoint.status.crash  # of which everything else that is shown has nothing left
+    assert crash is not None
+    assert "signal 9 (SIGKILL)" in crash.what
+    assert crash.when <= endpoint.status.since
+    assert crash.log == endpoint.log
+    assert any(line.startswith("fake: POST ") for line in crash.last_words)
+    text = status_command.render(status_command.look({"SLIMSERVE_STATE": str(fake.runs.parent)}), time.time())
+    assert "restarted once\n" in text
+    assert f"last crash {moment(crash.when)}: {crash.what}\n" in text
     stop(driver)
     assert endpoints.living(fake.runs) == []
 
@@ -118,10 +129,71 @@ def test_three_crashes_in_a_row_end_in_failed_with_the_last_words(fake: Fake) ->
     assert "exit status 7" in message
     (endpoint,) = endpoints.living(fake.runs)
     assert (endpoint.status.state, endpoint.status.restarts) == ("failed", 2)
-    assert any("listening on" in line for line in endpoint.status.last_words)
+    assert endpoint.status.crash is not None
+    assert any("listening on" in line for line in endpoint.status.crash.last_words)
     fake.require_none()
     errors = stop(driver, 1)
     assert "exit status 7" in errors
+    assert "Traceback" not in errors
+
+
+def test_the_process_that_died_first_is_named_with_its_signal(fake: Fake) -> None:
+    launch = fake.launch("--core")
+    driver = Driver(launch)
+    driver.until_report("ready")
+    (core,) = [one for one in fake.processes() if one.parent == leader(fake, driver).pid]
+    os.kill(core.pid, signal.SIGKILL)
+    told = driver.until_report("the engine ended by itself")
+    assert f": its process {core.pid} (" in told
+    assert ") died first: signal 9 (SIGKILL)" in told
+    driver.until_report("ready")
+    text = "\n".join(driver.lines)
+    assert "somebody killed it; not the kernel's out-of-memory killer" in text or "probably" in text
+    assert "ERROR 11-30 04:00:00 [core_client.py:1] the core is dead" in text
+    assert "what follows from that: 99" in text
+    stop(driver)
+
+
+def test_an_engine_whose_log_was_taken_away_is_started_anew_all_the_same(fake: Fake) -> None:
+    launch = fake.launch()
+    driver = Driver(launch)
+    driver.until_report("ready")
+    (launch.run_folder / "engine.log").unlink()
+    os.kill(leader(fake, driver).pid, signal.SIGKILL)
+    driver.until_report("ready")
+    assert (launch.run_folder / "engine.log").stat().st_mode & 0o077 == 0
+    stop(driver)
+
+
+def test_an_engine_whose_folder_was_taken_away_goes_on_and_is_started_anew_after_a_crash(fake: Fake) -> None:
+    launch = fake.launch(stall_seconds=1.0)
+    driver = Driver(launch)
+    driver.until_report("ready")
+    first = leader(fake, driver)
+    shutil.rmtree(launch.run_folder)
+    deadline = time.monotonic() + 4.0
+    until(lambda: time.monotonic() > deadline)
+    assert leader(fake, driver).pid == first.pid
+    assert ask(launch.port, "/v1/chat/completions", CHAT)[0] == 200
+    os.kill(first.pid, signal.SIGKILL)
+    driver.until_report("ready")
+    assert ask(launch.port, "/v1/chat/completions", CHAT)[0] == 200
+    (endpoint,) = endpoints.living(fake.runs)
+    assert (endpoint.status.state, endpoint.status.restarts) == ("ready", 1)
+    stop(driver)
+
+
+def test_a_folder_that_cannot_be_made_anew_is_a_crash_and_no_traceback(fake: Fake) -> None:
+    launch = fake.launch()
+    driver = Driver(launch, "--hold-seconds", "0.2")
+    driver.until_report("ready")
+    first = leader(fake, driver)
+    shutil.rmtree(launch.run_folder)
+    launch.run_folder.write_text("in the way")
+    os.kill(first.pid, signal.SIGKILL)
+    code, errors = driver.finish(PATIENCE)
+    assert code == 1
+    assert "cannot write in the run folder" in errors
     assert "Traceback" not in errors
 
 

@@ -55,8 +55,7 @@ function showStatus({ status, url, started }) {
   at("since").dateTime = new Date(status.since * 1000).toISOString();
   put("url", url);
   put("restarts", number(status.restarts));
-  at("last-words").hidden = status.last_words.length === 0;
-  put("last-words-text", status.last_words.join("\n"));
+  showCrash(status.crash);
   const reached = LIFE.indexOf(status.state);
   at("life").hidden = reached < 0 || status.state === "ready";
   at("life").replaceChildren(...LIFE.map((name, index) => {
@@ -66,6 +65,17 @@ function showStatus({ status, url, started }) {
     return step;
   }));
   showAges(status, started);
+}
+
+function showCrash(crash) {
+  at("last-words").hidden = crash === null;
+  if (crash === null) return;
+  put("crash-when", moment(crash.when));
+  at("crash-when").dateTime = new Date(crash.when * 1000).toISOString();
+  put("crash-what", crash.what);
+  put("crash-why", crash.why);
+  put("crash-log", crash.log);
+  put("last-words-text", crash.last_words.join("\n"));
 }
 
 // What moves without news: ages and what is left of a deadline.
