@@ -281,7 +281,8 @@ def _keys(args: argparse.Namespace) -> int:
         return keys_command.remove(os.environ, args.remove_key)
     keys = keys_command.listed(os.environ)
     data = [{"name": name, "sha256_prefix": digits} for name, digits in keys.items()]
-    return _emit(args, data, lambda: "\n".join(f"{digits}  {name}" for name, digits in keys.items()) or "no keys")
+    text = "\n".join(f"{digits}  {name}" for name, digits in keys.items())
+    return _emit(args, data, lambda: text or "no keys yet: --add-key NAME makes one")
 
 
 def _emit(args: argparse.Namespace, data: Any, text: Callable[[], str]) -> int:

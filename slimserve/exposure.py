@@ -58,15 +58,14 @@ def environment_key(environment: Mapping[str, str]) -> str | None:
 
 
 def keys_file(environment: Mapping[str, str]) -> tuple[Path | None, bool]:
-    """The keys file, and whether it counts already: because it is there, or because SLIMSERVE_KEYS names it."""
-    named = bool(environment.get("SLIMSERVE_KEYS"))
+    """The keys file, and whether it is there: one that is not is waited for, be it named or the default."""
     try:
         file = paths.keys_file(environment)
     except UsageError:
-        if named:
+        if environment.get("SLIMSERVE_KEYS"):
             raise
         return None, False  # a user without a home folder has no default file in it
-    return file, named or is_there(file)
+    return file, is_there(file)
 
 
 def keys(environment: Mapping[str, str], host: str) -> Keys:
@@ -88,11 +87,17 @@ def keys(environment: Mapping[str, str], host: str) -> Keys:
         raise Refused(
             Finding(
                 f"--host {host} is not loopback, and there is no key",
-                "whoever reaches that address could use the endpoint",
+                f"whoever reaches that address could use the endpoint, and {_lack(file, counts)}",
                 "add one with slimserve --add-key NAME, or listen on 127.0.0.1",
             )
         )
     return Keys(file, not counts, hashes)
+
+
+def _lack(file: Path | None, is_there: bool) -> str:
+    if file is None:
+        return "SLIMSERVE_KEYS names no keys file"
+    return f"the keys file {file} " + ("holds none" if is_there else "does not exist")
 
 
 def addresses(host: str, port: int | None = None) -> Sequence[Address]:

@@ -70,9 +70,17 @@ def test_a_host_without_an_address_is_refused(environment: dict[str, str]) -> No
             keys(environment, host)
 
 
-def test_a_file_that_was_named_has_to_be_there(environment: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="cannot be read"):
-        keys({**environment, "SLIMSERVE_KEYS": str(tmp_path / "none")}, "127.0.0.1")
+def test_a_file_that_is_named_and_not_there_is_waited_for_as_the_default_is(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "none"
+    named = {**environment, "SLIMSERVE_KEYS": str(file)}
+    assert keys(named, "127.0.0.1") == Keys(file, True, {})
+    with pytest.raises(Refused, match=rf"there is no key(.|\n)*{file} does not exist(.|\n)*--add-key NAME"):
+        keys(named, "0.0.0.0")
+
+
+def test_a_link_into_nowhere_is_no_file_to_wait_for(environment: dict[str, str], tmp_path: Path) -> None:
     default = paths.keys_file(environment)
     default.parent.mkdir(parents=True)
     default.symlink_to(tmp_path / "none")

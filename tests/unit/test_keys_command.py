@@ -128,6 +128,12 @@ def test_a_wrong_file_is_not_written_over(environment: dict[str, str], tmp_path:
     assert file.read_text() == "garbage\n"
 
 
+def test_where_there_is_no_file_there_are_no_keys_yet(environment: dict[str, str], tmp_path: Path) -> None:
+    for more in ({}, {"SLIMSERVE_KEYS": str(tmp_path / "named")}):
+        done = slimserve(environment | more, "--list-keys")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "no keys yet: --add-key NAME makes one\n", "")
+
+
 def test_the_commands_import_nothing_that_costs(environment: dict[str, str]) -> None:
     code = (
         "import sys\nfrom slimserve.cli import main\nmain(['--add-key', 'a']); main(['--list-keys'])\n"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from slimserve import paths
+from slimserve import exposure, paths
 from slimserve.admission.metrics import Metrics
 from slimserve.engine.command import OWNED
 from slimserve.engine.state import State, Status
@@ -101,6 +101,18 @@ def test_the_unit_waits_longer_than_any_profile_takes_to_stop() -> None:
     assert service["KillMode"] == "mixed"
     assert service["Restart"] == "on-failure"
     assert service["LimitMEMLOCK"] == "infinity"
+
+
+def test_the_unit_makes_its_first_start_without_keys_and_its_head_names_its_folders(tmp_path: Path) -> None:
+    text = UNIT.read_text(encoding="utf-8")
+    folders = re.compile(r"\b(SLIMSERVE_[A-Z]+)=(\S+)")
+    lines = text.splitlines()
+    own = dict(folders.findall("\n".join(line for line in lines if line.startswith("Environment="))))
+    assert own.keys() == {"SLIMSERVE_CACHE", "SLIMSERVE_STATE", "SLIMSERVE_KEYS"}
+    assert dict(folders.findall("\n".join(line for line in lines if line.startswith("#")))) == own
+    environment = {name: f"{tmp_path}{folder}" for name, folder in own.items()}
+    (tmp_path / "var/lib/slimserve").mkdir(parents=True)  # as systemd makes it: empty
+    assert not exposure.keys(environment, "127.0.0.1").required
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
