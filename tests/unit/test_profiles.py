@@ -88,7 +88,7 @@ def test_what_a_profile_could_do_is_off_and_keeps_the_rules(profile: Profile) ->
         subject = REGISTRY.subject(changed)
         assert [*check_consistency(subject), *broken(subject)] == []
         plan = make_plan(subject, describe(subject.platform, 0), WeightsOnDisk(Path("weights"), True, 0))
-        assert plan.room.capacity.slots >= profile.engine.max_num_seqs.value
+        assert plan.room.capacity.slots >= changed.engine.max_num_seqs.value
 
 
 @pytest.mark.parametrize("profile", REGISTRY.profiles.values(), ids=REGISTRY.profiles)
