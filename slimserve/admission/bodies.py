@@ -20,6 +20,8 @@ from slimserve.admission.rejection import Rejected
 # not, and neither can hold its slot for long without sending.
 BODY_SECONDS = 10.0
 BYTES_PER_SECOND = 64 << 10
+# So much of a body that nobody waits for may still come in behind the answer; beyond it the connection is closed.
+SMALL_BODY_BYTES = 64 << 10
 MAX_DEPTH = 100
 # Objects and lists in one body, which the engine's reader turns into its own, one by one, while all else waits. A
 # conversation of ten thousand turns has as many.
@@ -39,6 +41,17 @@ def declared_bytes(headers: Headers) -> int | None:
         if name == b"content-length":
             return int(value) if value.isdigit() else None
     return None
+
+
+def is_small(headers: Headers) -> bool:
+    """Whether the body, if there is one, is little, of a stated length, and waits for nobody's leave to come."""
+    length = 0
+    for name, value in headers:
+        if name == b"content-length":
+            length = int(value) if value.isdigit() else SMALL_BODY_BYTES + 1
+        elif name in (b"transfer-encoding", b"expect"):
+            return False
+    return length <= SMALL_BODY_BYTES
 
 
 async def read(receive: Receive, headers: Headers, limit: int) -> bytes:

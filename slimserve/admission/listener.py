@@ -9,15 +9,17 @@ import os
 import resource
 import socket
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 
 from slimserve.accepting import AT_ONCE, Acceptor
+from slimserve.admission.asgi import Scope
 from slimserve.admission.metrics import shared
 from slimserve.admission.protocol import KEEP_ALIVE_SECONDS, Protocol
 from slimserve.admission.rejection import Rejected
-from slimserve.admission.replies import closing_answer
+from slimserve.admission.replies import raw_answer
 
 MOST_CONNECTIONS = 4096
 # Descriptors that connections leave to the engine and to the supervisor's questions; one turn of the loop may take
@@ -37,10 +39,18 @@ class Listener:
         app: the ASGI application.
         fd: the listening socket; it is borrowed, and stays open.
         most: connections at once, as far as there are descriptors for them.
+        turn_away: gives the refusal of a request that is refused by its head alone, if it is.
     """
 
-    def __init__(self, app: Any, fd: int, most: int = MOST_CONNECTIONS) -> None:
+    def __init__(
+        self,
+        app: Any,
+        fd: int,
+        most: int = MOST_CONNECTIONS,
+        turn_away: Callable[[Scope], Rejected | None] = lambda scope: None,
+    ) -> None:
         self._fd, self._at_most = fd, most
+        self._turn_away = turn_away
         # The protocol is ours for TCP alone: nothing a client says changes who it seems to be (proxy_headers), and
         # `scope["server"]` is the socket's own name, a pair of address and port, so never the control socket's path.
         self._config = uvicorn.Config(
@@ -59,6 +69,7 @@ class Listener:
         self._socket: socket.socket | None = None
         self._idle: OrderedDict[Protocol, None] = OrderedDict()
         self._most = 0
+        self._lingering = 0
 
     def open(self) -> None:
         """Accept connections; a second time does nothing.
@@ -106,23 +117,24 @@ class Listener:
 
     async def _connect(self, connection: socket.socket) -> None:
         # Those that are being let in count too, and this one among them.
-        coming = len(self._acceptor.serving) if self._acceptor is not None else 1
+        coming = len(self._acceptor.serving) - self._lingering if self._acceptor is not None else 1
         if len(self.connections) + coming > self._most:
             if not self._idle:
-                await self._turn_away(connection, linger=coming <= AT_ONCE)
+                await self._send_off(connection)
                 return
             longest, _ = self._idle.popitem(last=False)
             longest.hang_up()
 
         def protocol() -> Protocol:
-            return Protocol(self._idle, config=self._config, server_state=self._server.server_state, app_state={})
+            state = self._server.server_state
+            return Protocol(self._idle, self._turn_away, config=self._config, server_state=state, app_state={})
 
         try:
             await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
         except OSError:
             connection.close()
 
-    async def _turn_away(self, connection: socket.socket, *, linger: bool) -> None:
+    async def _send_off(self, connection: socket.socket) -> None:
         full = Rejected(
             503,
             f"all of the {self._most} connections that this endpoint has are at work; "
@@ -131,9 +143,14 @@ class Listener:
             headers={"Retry-After": str(FULL_RETRY_SECONDS)},
         )
         shared().denied(full.code).inc()
-        with connection, contextlib.suppress(OSError, TimeoutError):
-            connection.send(closing_answer(full))
-            connection.shutdown(socket.SHUT_WR)
-            async with asyncio.timeout(LINGER_SECONDS if linger else 0):
-                while await asyncio.get_running_loop().sock_recv(connection, 1 << 16):
-                    pass
+        seconds = LINGER_SECONDS if self._lingering < AT_ONCE else 0
+        self._lingering += 1
+        try:
+            with connection, contextlib.suppress(OSError, TimeoutError):
+                connection.send(raw_answer(full))
+                connection.shutdown(socket.SHUT_WR)
+                async with asyncio.timeout(seconds):
+                    while await asyncio.get_running_loop().sock_recv(connection, 1 << 16):
+                        pass
+        finally:
+            self._lingering -= 1

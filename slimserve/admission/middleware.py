@@ -33,9 +33,7 @@ DRAIN_RETRY_SECONDS = 5
 # Requests that only count or convert tokens, at once: they share the threads in which prompts become tokens.
 MAX_BESIDE = 2
 BESIDE_RETRY_SECONDS = 1
-# So much of a body that nobody waits for may still come in behind the answer; beyond it the connection is closed,
-# after as much has been read and dropped as lets a client that is still sending come to read the answer.
-SMALL_BODY_BYTES = 64 << 10
+# Before a connection is closed, as much of a large body is read and dropped as lets its client come to read the answer.
 DROP_BYTES = 128 << 20
 DROP_SECONDS = 30.0
 
@@ -60,7 +58,7 @@ class Ahead:
     async def gone(self) -> None:
         """Return when the client goes away, for as long as what it sends meanwhile is little."""
         size = 0
-        while size < SMALL_BODY_BYTES:
+        while size < bodies.SMALL_BODY_BYTES:
             message = await self._receive()
             self._kept.append(message)
             if message["type"] == "http.disconnect":
@@ -124,7 +122,7 @@ class Admission:
         if state is not None:
             ENGINE.has_work = state.engine_client.output_processor.has_unfinished_requests
         if self.config.listen_fd is not None:
-            self._listener = Listener(scope.get("app", self), self.config.listen_fd)
+            self._listener = Listener(scope.get("app", self), self.config.listen_fd, turn_away=self.turn_away)
         try:
             await self._app(scope, receive, send)
         finally:
@@ -146,6 +144,26 @@ class Admission:
             return
         for message in answer(200, self.state):
             await send(message)
+
+    def turn_away(self, scope: Scope) -> Rejected | None:
+        """The refusal of a request for which there is no room, by its head alone; None: it is to be heard.
+
+        A flood of requests that come to nothing should cost those that are served as little as can be: this needs
+        neither a task nor a body. Whatever is less plain takes the way through `_admit`, and comes to the same.
+        """
+        if self.slots.in_flight < self.slots.cap or not self.accepting or self.config.origins:
+            return None
+        route = find(scope["method"], scope["path"]) if not scope.get("root_path") else None
+        if route is None or route.dialect is None or not bodies.is_small(scope["headers"]):
+            return None
+        try:
+            holder = self._keyring.holder(scope["headers"])
+        except Rejected:
+            return None
+        full = self.slots.turn_away(holder or "")
+        if full is not None:
+            self._metrics.request(route.dialect.value, f"rejected: {full.code}").inc()
+        return full
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
@@ -290,13 +308,10 @@ def _return_slot(taking: asyncio.Future[Slot]) -> None:
 
 async def _refuse(rejected: Rejected, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request that the engine does not see, in such a way that the answer arrives."""
-    headers = dict(scope["headers"])
     start, body = answer(rejected.status, error_body(rejected, scope["path"]), rejected.headers)
-    size = bodies.declared_bytes(scope["headers"])
     # A client that waits for leave to send its body may send it or not; one that stalls is not waited for.
-    unsure = b"expect" in headers or rejected.status == 408
-    large = b"transfer-encoding" in headers or (size or 0) > SMALL_BODY_BYTES
-    if not (unsure or large):
+    unsure = rejected.status == 408 or any(name == b"expect" for name, _ in scope["headers"])
+    if not unsure and bodies.is_small(scope["headers"]):
         await send(start)
         await send(body)
         return

@@ -12,13 +12,15 @@ import fcntl
 import struct
 import termios
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from slimserve.admission.asgi import Scope
 from slimserve.admission.rejection import Rejected
-from slimserve.admission.replies import closing_answer
+from slimserve.admission.replies import raw_answer
 
 HEADER_SECONDS = 10.0
 HEADER_BYTES = 32 << 10
@@ -38,14 +40,22 @@ class Protocol(HttpToolsProtocol):
 
     Args:
         idle: this one is in it while no request of its own is under way; the longest idle one comes first.
+        turn_away: gives the refusal of a request by its head alone, when it can.
         args, kwargs: uvicorn's.
     """
 
-    def __init__(self, idle: OrderedDict[Protocol, None], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        idle: OrderedDict[Protocol, None],
+        turn_away: Callable[[Scope], Rejected | None],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         # The door logs what it refuses and counts the rest.
         self.access_log = False
         self._idle = idle
+        self._turn_away = turn_away
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._in_head = False
@@ -167,6 +177,13 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        refusal = self._turn_away(cycle.scope) if cycle.keep_alive else None
+        if refusal is not None:
+            path, date = cycle.scope["path"], self.server_state.default_headers
+            self.transport.write(raw_answer(refusal, path, more=date))
+            cycle.response_started = cycle.response_complete = True
+            self.on_response_complete()
+            return
         task = self.loop.create_task(cycle.run_asgi(app))
         self.tasks.add(task)
         task.add_done_callback(self._answered)
@@ -252,7 +269,7 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self, fault: Rejected) -> None:
         """Answer a broken frame, unless an answer has begun already: two would be one broken one."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            self.transport.write(closing_answer(fault))
+            self.transport.write(raw_answer(fault))
         self.hang_up()
 
     # Deadlines
@@ -263,7 +280,7 @@ class Protocol(HttpToolsProtocol):
     def _head_late(self) -> None:
         if self._overhead:
             late = Rejected(408, f"no complete request came within {HEADER_SECONDS:g} s", code="head_timeout")
-            self.transport.write(closing_answer(late))
+            self.transport.write(raw_answer(late))
         self.hang_up()
 
     def _stop_timer(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +15,8 @@ from slimserve.admission.rejection import Rejected
 # Kinds of errors by status, as OpenAI names them, and Anthropic where it differs.
 _OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ANTHROPIC = _OPENAI | {413: "request_too_large", 503: "overloaded_error"}
+
+_CLOSE = ((b"connection", b"close"),)
 
 # Bounds of Retry-After: nobody should ask more often, and nobody who could be served should wait for longer.
 LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1, 60
@@ -117,10 +119,19 @@ def answer(status: int, data: object, headers: Mapping[str, str] | None = None) 
     return start, {"type": "http.response.body", "body": body, "more_body": False}
 
 
-def closing_answer(rejected: Rejected, path: str = "", *, with_body: bool = True) -> bytes:
-    """A whole HTTP/1.1 answer, after which the connection is to be closed, for where no ASGI is spoken."""
+def raw_answer(
+    rejected: Rejected, path: str = "", *, more: Iterable[tuple[bytes, bytes]] = _CLOSE, with_body: bool = True
+) -> bytes:
+    """A whole HTTP/1.1 answer, for where no ASGI is spoken.
+
+    Args:
+        rejected: what is to be told.
+        path: of the request.
+        more: headers; that the connection is to be closed, if nothing else.
+        with_body: False for HEAD.
+    """
     start, body = answer(rejected.status, error_body(rejected, path), rejected.headers)
     lines = [b"HTTP/1.1 %d %s" % (rejected.status, HTTPStatus(rejected.status).phrase.encode())]
-    lines += [b"%s: %s" % header for header in start["headers"]]
-    head = b"\r\n".join([*lines, b"connection: close", b"", b""])
+    lines += [b"%s: %s" % header for header in (*start["headers"], *more)]
+    head = b"\r\n".join([*lines, b"", b""])
     return head + body["body"] if with_body else head

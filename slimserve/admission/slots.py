@@ -58,6 +58,9 @@ class Slot:
             self._slots._give_back(self.holder, count)
 
 
+_NO_ROOM = "there is no room"
+
+
 class _Waiter:
     __slots__ = ("count", "future", "holder")
 
@@ -112,6 +115,12 @@ class Slots:
             return self._grant(holder, 1)
         return None
 
+    def turn_away(self, holder: str) -> Rejected | None:
+        """The refusal of a request for which there is neither room nor a line; None: `take` it."""
+        if self._queue is not None or self._may_have(holder, 1):
+            return None
+        return self._refusal(holder, 1, _NO_ROOM)
+
     def retry_seconds(self, count: int = 1) -> int:
         """When to come back for room for `count`: the work ahead over the measured drain rate."""
         ahead = self.waiting + count + min(self._pace.refused(), self.cap)
@@ -119,7 +128,7 @@ class Slots:
 
     async def _wait(self, holder: str, count: int) -> Slot:
         if self._queue is None:
-            raise self._refusal(holder, count, "there is no room")
+            raise self._refusal(holder, count, _NO_ROOM)
         waiter = _Waiter(holder, count)
         line = holder if self._fair else ""
         self._lines.setdefault(line, deque()).append(waiter)
@@ -130,7 +139,7 @@ class Slots:
         places = sum(map(len, self._lines.values()))
         if places > self._queue.length:
             self._leave(line, waiter)
-            raise self._refusal(holder, count, "there is no room")
+            raise self._refusal(holder, count, _NO_ROOM)
         timer = asyncio.get_running_loop().call_later(self._queue.seconds, self._give_up, waiter, self._queue.seconds)
         try:
             return await waiter.future

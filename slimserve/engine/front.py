@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slimserve.accepting import Acceptor
 from slimserve.admission.rejection import Rejected
-from slimserve.admission.replies import closing_answer
+from slimserve.admission.replies import raw_answer
 from slimserve.engine.state import Board
 
 if TYPE_CHECKING:
@@ -151,4 +151,4 @@ class Front:
             code=f"endpoint_{status.state}",
             headers={"Retry-After": str(seconds), "Cache-Control": "no-store"},
         )
-        return closing_answer(unavailable, path, with_body=method != "HEAD")
+        return raw_answer(unavailable, path, with_body=method != "HEAD")

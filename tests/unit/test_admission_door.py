@@ -66,6 +66,41 @@ def test_beyond_the_cap_it_is_429_and_what_was_admitted_completes(door: Door) ->
     door.empty()
 
 
+def test_a_refusal_by_the_head_alone_is_that_of_the_long_way(door: Door) -> None:
+    """A small request is refused before it is a task, and one of which less is known later; no client can tell."""
+    held = [door.start(freeze=True) for _ in range(4)]
+    busy(door, 4)
+    name = 'slimserve_requests_total{dialect="chat",outcome="rejected: too_many_in_flight"}'
+    before = metrics_of(door).get(name, 0)
+    body = json.dumps({"messages": []}).encode()
+    short = door.ask(body)
+    long = door.ask(body, headers={"Expect": "100-continue"})
+    assert (short.status, short.json["error"]["code"]) == (long.status, long.json["error"]["code"])
+    # The long way cannot know whether the body will come, and ends the connection.
+    assert short.headers.keys() == long.headers.keys() - {"connection"}
+    assert metrics_of(door)[name] == before + 2
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=60)
+    for _ in range(3):  # on one connection, the body's rest is no request
+        connection.request("POST", "/v1/chat/completions", b" " * 50_000, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert (response.status, bool(response.read())) == (429, True)
+    connection.close()
+    release(held)
+    door.empty()
+
+
+def test_a_key_is_asked_for_where_there_is_no_room(make: MakeDoor) -> None:
+    door = make(max_in_flight=1, key_hashes=HASHES)
+    held = door.send(
+        request(json.dumps(chat(freeze=True)).encode(), b"Authorization: Bearer " + KEYS["alice"].encode())
+    )
+    busy(door, 1)
+    assert door.ask().status == 401
+    assert door.ask(headers={"Authorization": f"Bearer {KEYS['alice']}"}).status == 429
+    release([held])
+    door.empty()
+
+
 def test_only_generation_takes_a_slot(door: Door) -> None:
     held = [door.start(freeze=True) for _ in range(4)]
     busy(door, 4)
