@@ -145,9 +145,15 @@ class Front:
     def _unavailable(self, head: bytes) -> bytes:
         status, seconds = self._board.status, self._board.retry_seconds()
         method, path, *_ = [*head.decode("latin-1").split(" ", 2), "", ""]
+        ahead = f"ask again in {seconds} s"
+        if not status.state.comes_back:
+            ahead = (
+                "it does not come back by itself, and when it is started again is not known here; that takes about "
+                f"{self._board.usual_seconds:.0f} s, so {ahead} at the earliest"
+            )
         unavailable = Rejected(
             503,
-            f"the endpoint is {status.state}: {status.reason}; ask again in {seconds} s",
+            f"the endpoint is {status.state}: {status.reason}; {ahead}",
             code=f"endpoint_{status.state}",
             headers={"Retry-After": str(seconds), "Cache-Control": "no-store"},
         )

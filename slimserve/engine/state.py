@@ -9,8 +9,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
-from slimserve.admission.replies import MOST_RETRY_SECONDS, retry_seconds
+from slimserve.admission.replies import retry_seconds
 from slimserve.shapes import Between
+
+# Least share of the usual way to ready, and least time, that a client is told to wait while the endpoint is not ready.
+LEAST_SHARE = 0.1
+LEAST_SECONDS = 2.0
 
 
 class State(StrEnum):
@@ -33,6 +37,11 @@ class State(StrEnum):
     RESTARTING = "restarting", "the engine crashed or froze; the next start is due"
     FAILED = "failed", "it crashed too often; the endpoint says so until it is stopped"
     STOPPED = "stopped", "nothing of it runs any more"
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether the endpoint is on its way to ready, or there, by itself."""
+        return self not in (State.DRAINING, State.FAILED, State.STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +133,32 @@ class Board:
             status = self._status = replace(self._status, reason=reason)
         self._told(status)
 
+    @property
+    def usual_seconds(self) -> float:
+        """From the start of an engine until it is ready, as a rule."""
+        with self._lock:
+            return sum(self._usual.values())
+
     def retry_seconds(self) -> int:
-        """When a client should ask again: the rest of this state and of those on the way to ready, within bounds."""
+        """When a client should ask again, within bounds: the rest of this state and of those on the way to ready.
+
+        A client that comes a moment too early has lost one of the few tries that it makes: while it is not ready the
+        answer is never less than a tenth of the way. Where nothing is on its way, it is the whole way: who starts the
+        endpoint again, and when, is not known here.
+        """
         with self._lock:
             status, usual = self._status, dict(self._usual)
-        spent = max(0.0, time.time() - status.since)
         if status.state is State.READY:
-            rest = 0.0
-        elif status.state in _WAY:
+            return retry_seconds(0.0)
+        spent, whole = max(0.0, time.time() - status.since), sum(usual.values())
+        if status.state in _WAY:
             first, *others = _WAY[_WAY.index(status.state) :]
             rest = max(0.0, usual.get(first, 0.0) - spent) + sum(usual.get(state, 0.0) for state in others)
         elif status.state is State.RESTARTING:
-            backoff = max(0.0, (status.deadline_seconds or 0.0) - spent)
-            rest = backoff + usual.get(State.LOADING, 0.0) + usual.get(State.WARMING, 0.0)
-        else:  # it comes back when somebody starts it again
-            rest = MOST_RETRY_SECONDS
-        return retry_seconds(rest)
+            rest = max(0.0, (status.deadline_seconds or 0.0) - spent) + whole
+        else:
+            rest = whole
+        return retry_seconds(max(rest, LEAST_SHARE * whole, LEAST_SECONDS))
 
 
 # The way to ready, and the steps on it whose time is worth remembering: those that were gone to the end.

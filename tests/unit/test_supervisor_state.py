@@ -53,23 +53,39 @@ def test_the_time_to_wait_is_the_rest_of_the_way(monkeypatch: pytest.MonkeyPatch
     assert board.retry_seconds() == 35
     clock.now += 20.0
     assert board.retry_seconds() == 15
-    clock.now += 100.0  # later than usual: what is left is the next state
+    clock.now += 9.0
+    assert board.retry_seconds() == 6
+    clock.now += 91.0  # later than usual: what is left is the next state
     assert board.retry_seconds() == 5
     board.move(State.WARMING, "x")  # and from now on a load is known to take 120 s
     clock.now += 2.0
     board.move(State.READY, "x")
     assert board.retry_seconds() == 1
+    assert board.usual_seconds == 122
     board.move(State.RESTARTING, "x", deadline_seconds=1.0)
     assert board.retry_seconds() == 60
-    board.move(State.FAILED, "x", deadline_seconds=600.0)
-    assert board.retry_seconds() == 60
+    for state in (State.DRAINING, State.FAILED, State.STOPPED):
+        board.move(state, "x", deadline_seconds=600.0)
+        assert board.retry_seconds() == 60  # 122 s, within bounds
+
+
+def test_nobody_is_told_to_come_back_a_moment_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    board = Board(usual={State.LOADING: 95.0, State.WARMING: 5.0})
+    board.move(State.WARMING, "x")
+    clock.now += 60.0
+    assert board.retry_seconds() == 10
+    board = Board(usual={State.LOADING: 4.0, State.WARMING: 1.0})
+    board.move(State.WARMING, "x")
+    clock.now += 60.0
+    assert board.retry_seconds() == 2
 
 
 @given(st.sampled_from(State), st.floats(0, 1e6), st.floats(0, 1e6))
 def test_the_time_to_wait_has_bounds(state: State, usual: float, deadline: float) -> None:
     board = Board(usual={State.LOADING: usual, State.WARMING: usual})
     board.move(state, "x", deadline_seconds=deadline)
-    assert 1 <= board.retry_seconds() <= 60
+    assert (1 if state is State.READY else 2) <= board.retry_seconds() <= 60
 
 
 def test_an_amended_reason_keeps_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
