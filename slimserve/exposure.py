@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slimserve import paths
+from slimserve.admission.config import Config
 from slimserve.admission.keys import API_KEY_VARIABLE, ENVIRONMENT, digest, is_there, is_usable, load
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
 
@@ -39,6 +40,52 @@ class Keys:
     def required(self) -> bool:
         """Whether a key is asked for from the start."""
         return bool(self.hashes) or (self.file is not None and not self.awaited)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Where an endpoint is to be reached, and by whom.
+
+    Args:
+        host, port: where it listens.
+        has_keys: whether a key is asked for in any case.
+        keys_file: the file that will ask for one as soon as it is there; None: there is none.
+        origins: of the web pages that may call.
+    """
+
+    host: str
+    port: int
+    has_keys: bool
+    keys_file: str | None
+    origins: tuple[str, ...]
+
+    @property
+    def listens(self) -> str:
+        """The address, as `0.0.0.0:8000`."""
+        return f"{f'[{self.host}]' if ':' in self.host else self.host or '*'}:{self.port}"
+
+    @property
+    def asks_for_key(self) -> bool:
+        """Whether a key is asked for now."""
+        return self.has_keys or (self.keys_file is not None and is_there(Path(self.keys_file)))
+
+    def __str__(self) -> str:
+        keys = "asks for a key" if self.asks_for_key else "asks for no key"
+        if not self.asks_for_key and self.keys_file is not None:
+            keys += f" until there is {self.keys_file} (--add-key)"
+        pages = f"web pages of {', '.join(self.origins)} may call" if self.origins else "no web page may call"
+        return f"listens on {self.listens}, {keys}; {pages}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as data."""
+        return {"listens": self.listens, "asks_for_key": self.asks_for_key, "origins": list(self.origins)}
+
+
+def reach(host: str, port: int, admission: Config) -> Reach:
+    """Who can reach an endpoint at `host` and `port` whose door is told `admission`."""
+    has_keys = bool(admission.key_hashes) or (admission.keys_file is not None and not admission.keys_file_awaited)
+    file = admission.keys_file
+    return Reach(host=host, port=port, has_keys=has_keys, keys_file=file, origins=admission.origins)
 
 
 def environment_key(environment: Mapping[str, str]) -> str | None:

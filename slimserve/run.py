@@ -167,9 +167,10 @@ def launch(
 
         source = Source(
             url=supervisor.base_url,
+            reach=planned.reach,
             log_path=supervisor.log_path,
             receipts_folder=session.registry.folder / "receipts",
-            plan=plan_json(plan, built),
+            plan=plan_json(plan, replace(built, rows=(*built.rows, *command.reach_rows(planned.reach)))),
             status=lambda: supervisor.board.status,
             metrics=Control(control).metrics,
             doctor=lambda: _doctor(session),

@@ -37,7 +37,7 @@ def render(data: Mapping[str, Any], now: float) -> str:
 
 def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
     own = {name: getattr(endpoint, name) for name in ("profile", "pid", "port", "url", "page", "log")}
-    return {**own, **plain(endpoint.status), "door": _door(endpoint)}
+    return {**own, **endpoint.reach.to_json(), **plain(endpoint.status), "door": _door(endpoint)}
 
 
 def _door(endpoint: Endpoint) -> dict[str, Any] | None:
@@ -72,6 +72,9 @@ def _lines(endpoint: Mapping[str, Any], now: float) -> list[str]:
         lines.append(f"    {crash['why']}")
         if endpoint["state"] != State.READY:  # later they are in the log, and in the JSON
             lines += [f"    | {words}" for words in crash["last_words"]]
+    keys = "asks for a key" if endpoint["asks_for_key"] else "asks for no key"
+    pages = ", ".join(endpoint["origins"]) or "none"
+    lines.append(f"    listens on {endpoint['listens']}, {keys}; web pages that may call: {pages}")
     lines.append(f"    {endpoint['url']}   page {endpoint['page'] or 'off'}   process {endpoint['pid']}")
     lines.append(f"    log {endpoint['log']}")
     return ["".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line) for line in lines]

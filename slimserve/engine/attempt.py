@@ -13,15 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from slimserve import BUILD, exposure
 from slimserve.admission.config import ADMISSION_VARIABLE, Config
 from slimserve.engine import ending, ports, procfs, stop_signals, waiting
 from slimserve.engine.control import Control, Unanswerable
-from slimserve.engine.entry import PARENT
+from slimserve.engine.entry import PARENT, SUPERVISOR
 from slimserve.engine.gate.words import WORDS_VARIABLE, Words
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord
 from slimserve.engine.state import Board, State
 from slimserve.errors import Failed, Finding, Refused
+from slimserve.exposure import Reach
 
 # The engine does not listen to SIGTERM in some parts of its load, so a wait for it is mostly in vain.
 UNREADY_STOP_SECONDS = 2.0
@@ -35,7 +37,7 @@ class Launch:
 
     Args:
         argv: the command; it makes the engine listen at `control`, and nowhere else.
-        env: the engine's environment; each start adds the supervisor's pid, the engine's tag and the door.
+        env: the engine's environment; each start adds the supervisor's pid and build, the engine's tag and the door.
         admission: what the door is told; each start adds the listening socket.
         control: the engine's unix socket.
         host, port: the public address.
@@ -71,6 +73,11 @@ class Launch:
     def url(self) -> str:
         """The endpoint for clients, such as `http://127.0.0.1:8000/v1`."""
         return ports.url(self.host, self.port)
+
+    @property
+    def reach(self) -> Reach:
+        """Where it listens, and for whom."""
+        return exposure.reach(self.host, self.port, self.admission)
 
 
 class Attempt:
@@ -108,7 +115,8 @@ class Attempt:
         tag = secrets.token_hex(16)
         door = replace(launch.admission, control=str(launch.control), listen_fd=listening.fileno())
         self._gate = Words(folder.path, launch.processes, tag)
-        env = {**launch.env, ADMISSION_VARIABLE: door.to_text(), PARENT: str(os.getpid()), procfs.TAG: tag}
+        ours = {ADMISSION_VARIABLE: door.to_text(), PARENT: str(os.getpid()), SUPERVISOR: BUILD, procfs.TAG: tag}
+        env = {**launch.env, **ours}
         if launch.processes:
             env[WORDS_VARIABLE] = str(self._gate.folder)
         self._started = time.monotonic()

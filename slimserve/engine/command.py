@@ -15,6 +15,7 @@ from slimserve.engine.gate import expected
 from slimserve.engine.gate.expected import DOOR as DOOR
 from slimserve.engine.gate.expected import GATE_VARIABLE, PLUGIN
 from slimserve.engine.gate.words import WORDS_VARIABLE
+from slimserve.exposure import Reach
 from slimserve.plan import Plan
 from slimserve.policies import BY_ID
 from slimserve.shapes import plain
@@ -190,6 +191,13 @@ def _door_rows(admission: Config) -> Iterator[Row]:
     why = "the supervisor asks for these every second, and would fill the log of the engine with its own questions"
     name = "disable_access_log_for_endpoints"
     yield Row(name, asked, flags(name, asked), why, "derived: 86,400 lines a day")
+
+
+def reach_rows(reach: Reach) -> tuple[Row, ...]:
+    """What a launch says of its door, beside what the profile says: the engine's own `allowed_origins` is another."""
+    policy = BY_ID["loopback"]
+    values = {f"door.{name}": value for name, value in reach.to_json().items()}
+    return tuple(Row(key, value, (), policy.reason, f"policy: {policy.id}") for key, value in values.items())
 
 
 def engine_cache(cache: Path, profile_id: str) -> Path:

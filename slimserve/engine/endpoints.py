@@ -10,6 +10,7 @@ from typing import Annotated
 from slimserve.engine import procfs
 from slimserve.engine.record import Pid, Ticks, read_fields, write_fields
 from slimserve.engine.state import Status
+from slimserve.exposure import Reach
 from slimserve.shapes import Between, ShapeError, build, plain
 
 FILE_NAME = "status.json"
@@ -23,7 +24,8 @@ class Endpoint:
         profile: what it serves.
         pid, start_ticks, boot: the supervisor, named for good.
         port: the public TCP port.
-        url: where clients reach it.
+        url: where clients of this machine reach it.
+        reach: where it listens, and for whom.
         page: the operator page; None: there is none.
         control: the engine's unix socket.
         log: the engine's log.
@@ -36,6 +38,7 @@ class Endpoint:
     boot: str
     port: Annotated[int, Between(1, 65535)]
     url: str
+    reach: Reach
     page: str | None
     control: str
     log: str

@@ -2,7 +2,7 @@
 
     python -m slimserve.engine.entry ENGINE_ARGUMENT...
 
-Five things stand between this process and `python -m vllm.entrypoints.openai.api_server`, which it otherwise is:
+Six things stand between this process and `python -m vllm.entrypoints.openai.api_server`, which it otherwise is:
 
 - The kernel is told to kill it when its parent dies. The engine core and the workers are started with
   multiprocessing's `spawn`, which runs this module again in each of them as `__mp_main__`; so each is tied to its own
@@ -13,6 +13,7 @@ Five things stand between this process and `python -m vllm.entrypoints.openai.ap
   and leaves the asking to whichever library came first; when none did, the first token ends in SIGILL.
 - What was inherited from the supervisor, the endpoint's listening socket, is for this process alone: a compiler, or a
   worker that outlived us, would keep the port.
+- The door in here and the supervisor are halves of one program: those of two versions are not started together.
 - torchvision is made importable beside a CPU torch, here and in the process in which the engine inspects a model's
   class (`inspection`).
 """
@@ -25,7 +26,10 @@ import os
 import signal
 import sys
 
+from slimserve import BUILD
+
 PARENT = "SLIMSERVE_PARENT_PID"
+SUPERVISOR = "SLIMSERVE_SUPERVISOR"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _SYS_ARCH_PRCTL = 158  # on x86-64
@@ -110,6 +114,12 @@ def main() -> None:
             "VLLM_WORKER_MULTIPROC_METHOD is not `spawn`\n"
             "  why: a worker that is started otherwise can outlive the engine\n"
             "  do:  start the engine through `slimserve PROFILE --serve`, which sets it"
+        )
+    if (supervisor := os.environ.get(SUPERVISOR)) not in (None, BUILD):
+        sys.exit(
+            f"the supervisor is slimserve {supervisor}, and its engine would run slimserve {BUILD}\n"
+            "  why: the two speak with each other, and only those of one version understand each other for certain\n"
+            "  do:  stop the endpoint and start it again; run the slimserve that is installed beside the engine"
         )
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 

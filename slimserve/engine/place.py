@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from slimserve.engine import endpoints, ports, procfs
 from slimserve.engine.attempt import Launch
+from slimserve.engine.endpoints import Endpoint
 from slimserve.engine.record import RunFolder
 from slimserve.engine.state import Board, Status
 from slimserve.operator.source import Source
@@ -48,18 +49,19 @@ class Place:
             self.front = Front(self.listening, board)
             undo.callback(self.front.close)
             self.front.accept()
-            self._page_url = None if page is None else self._serve(*page)
+            report(str(launch.reach))
+            self._page_url = None if page is None else self._serve(*page, others)
             undo.callback(endpoints.remove, folder.path)
             self._undo = undo.pop_all()
 
-    def _serve(self, source: Source, port: int | None) -> str:
+    def _serve(self, source: Source, port: int | None, others: Sequence[Endpoint]) -> str:
         """Serve the operator page; returns where."""
         from slimserve.operator.app import build
 
-        listening = ports.listen_for_page(port)
+        listening, why = ports.listen_for_page(port, self._launch.port, others)
         self.front.serve(build(source), listening)
         url = f"http://{ports.PAGE_HOST}:{listening.getsockname()[1]}/"
-        self._report(f"page {url}")
+        self._report(f"page {url}{why and f' ({why})'}")
         return url
 
     def write(self, status: Status) -> None:
@@ -72,6 +74,7 @@ class Place:
             boot=self._boot,
             port=launch.port,
             url=launch.url,
+            reach=launch.reach,
             page=self._page_url,
             control=str(launch.control),
             log=str(self._folder.log_path),

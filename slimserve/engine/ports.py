@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit
 
 from slimserve.engine import procfs
 from slimserve.engine.endpoints import Endpoint
@@ -62,18 +63,28 @@ def listen(host: str, port: int, ours: Iterable[Endpoint] = ()) -> socket.socket
     return server
 
 
-def listen_for_page(port: int | None) -> socket.socket:
+def listen_for_page(port: int | None, own: int, ours: Sequence[Endpoint] = ()) -> tuple[socket.socket, str]:
     """A listening socket on loopback for the operator page: at `port`, or at 8001 when that is free, or anywhere.
+
+    Args:
+        port: the one that was named; None: none was.
+        own: the endpoint's own port.
+        ours: as for `listen`.
+
+    Returns:
+        The socket, and why it is not at 8001, in words; empty when nothing is to be said.
 
     Raises:
         Refused: `port` was named and cannot be had.
     """
     if port is not None:
-        return listen(PAGE_HOST, port)
+        return listen(PAGE_HOST, port, ours), ""
+    if own == PAGE_PORT:
+        return listen(PAGE_HOST, 0), f"{PAGE_PORT} is the endpoint's own"
     try:
-        return listen(PAGE_HOST, PAGE_PORT)
-    except Refused:
-        return listen(PAGE_HOST, 0)
+        return listen(PAGE_HOST, PAGE_PORT, ours), ""
+    except Refused as refused:
+        return listen(PAGE_HOST, 0), refused.findings[0].what
 
 
 def _is_reserved(family: int, address: object, port: int) -> bool:
@@ -101,6 +112,13 @@ def _explain(host: str, port: int, error: OSError, ours: Iterable[Endpoint]) -> 
                     f"{endpoint.status.state} since {moment(endpoint.status.since)}",
                     "two servers cannot listen on one port",
                     f"use that one, stop it (`kill {endpoint.pid}`), or use another port; see slimserve --status",
+                )
+            if endpoint.page is not None and urlsplit(endpoint.page).port == port:
+                return Finding(
+                    f"port {port} on {host} is taken by the operator page of {endpoint.profile}'s endpoint "
+                    f"(process {endpoint.pid})",
+                    "two servers cannot listen on one port",
+                    "use another port, or start that endpoint with another --page-port",
                 )
         holder = procfs.listener(port)
         who = f"process {holder.pid} ({holder.name})" if holder else "a process that /proc does not show to this user"

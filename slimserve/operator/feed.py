@@ -44,6 +44,7 @@ class Feed:
             "now": time.time(),
             "started": self._source.started,
             "url": self._source.url,
+            "reach": self._source.reach.to_json(),
             "status": plain(status),
             "point": None if latest is None else plain(latest),
         }

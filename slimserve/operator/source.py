@@ -10,6 +10,7 @@ from typing import Any
 
 from slimserve.engine.state import Status
 from slimserve.errors import Finding
+from slimserve.exposure import Reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,8 @@ class Source:
     raises for what can go wrong with an engine: there is a value for that.
 
     Args:
-        url: where clients reach it, such as `http://127.0.0.1:8000/v1`.
+        url: where clients of this machine reach it, such as `http://127.0.0.1:8000/v1`.
+        reach: where it listens, and for whom.
         log_path: the engine's log; it need not exist yet.
         receipts_folder: where the registry keeps its receipts (`profiles/receipts`); it need not exist.
         plan: what runs and why, as `slimserve.show.plan_json` says it.
@@ -31,6 +33,7 @@ class Source:
     """
 
     url: str
+    reach: Reach
     log_path: Path
     receipts_folder: Path
     plan: Mapping[str, Any]

@@ -15,6 +15,7 @@ from typing import Any
 
 from slimserve.engine.state import State, Status
 from slimserve.errors import Finding
+from slimserve.exposure import Reach
 from slimserve.operator.source import Source
 
 HERE = Path(__file__).resolve().parent
@@ -90,6 +91,9 @@ PLAN = {
 }
 
 
+LOOPBACK = Reach(host="127.0.0.1", port=8000, has_keys=False, keys_file=None, origins=())
+
+
 @dataclass
 class Live:
     """An endpoint of the tests: its facts can be set from outside while the page is open."""
@@ -97,6 +101,7 @@ class Live:
     log_path: Path
     receipts_folder: Path
     url: str = "http://127.0.0.1:8000/v1"
+    reach: Reach = LOOPBACK
     started: float = field(default_factory=time.time)
     current: Status = field(
         default_factory=lambda: Status(State.READY, time.time(), "the engine answered with a token")
@@ -115,6 +120,7 @@ class Live:
         """What a page is given of it."""
         return Source(
             url=self.url,
+            reach=self.reach,
             log_path=self.log_path,
             receipts_folder=self.receipts_folder,
             plan=self.plan,

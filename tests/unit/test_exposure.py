@@ -10,9 +10,10 @@ import pytest
 from keys_support import ALICE, line, write
 
 from slimserve import paths
+from slimserve.admission.config import Config
 from slimserve.admission.keys import digest
 from slimserve.errors import Refused, UsageError
-from slimserve.exposure import Keys, check_origins, keys
+from slimserve.exposure import Keys, check_origins, keys, reach
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,6 +79,34 @@ def test_a_file_that_is_named_and_not_there_is_waited_for_as_the_default_is(
     assert keys(named, "127.0.0.1") == Keys(file, True, {})
     with pytest.raises(Refused, match=rf"there is no key(.|\n)*{file} does not exist(.|\n)*--add-key NAME"):
         keys(named, "0.0.0.0")
+
+
+def test_a_launch_says_where_it_listens_and_for_whom(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    awaited = Config(
+        max_in_flight=1,
+        max_model_len=1,
+        keys_file=str(file),
+        keys_file_awaited=True,
+        origins=("https://a", "https://b"),
+    )
+    open_to_all = reach("127.0.0.1", 8000, awaited)
+    assert str(open_to_all) == (
+        f"listens on 127.0.0.1:8000, asks for no key until there is {file} (--add-key); "
+        "web pages of https://a, https://b may call"
+    )
+    write(file, line("alice", ALICE))
+    assert open_to_all.to_json() == {
+        "listens": "127.0.0.1:8000",
+        "asks_for_key": True,
+        "origins": ["https://a", "https://b"],
+    }
+    keyed = Config(max_in_flight=1, max_model_len=1, key_hashes={"environment": digest("sk-env")})
+    assert str(reach("::", 1, keyed)) == "listens on [::]:1, asks for a key; no web page may call"
+    assert str(reach("", 1, keyed)).startswith("listens on *:1, ")
+    assert str(reach("::1", 1, Config(max_in_flight=1, max_model_len=1))).startswith(
+        "listens on [::1]:1, asks for no key;"
+    )
 
 
 def test_a_link_into_nowhere_is_no_file_to_wait_for(environment: dict[str, str], tmp_path: Path) -> None:

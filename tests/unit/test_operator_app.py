@@ -94,6 +94,7 @@ def test_the_status_says_where_the_endpoint_stands(client: httpx.Client, live: L
     data = client.get("/status.json").json()
     assert data["status"] == plain(live.current)
     assert data["url"] == live.url
+    assert data["reach"] == live.reach.to_json()
     assert data["started"] == live.started
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from slimserve.engine.state import Crash, State, Status
 from slimserve.errors import Finding
+from slimserve.exposure import Reach
 from slimserve.operator import app
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "operator"))
@@ -32,7 +33,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def live(tmp_path: Path) -> Live:
-    return Live(tmp_path / "engine.log", tmp_path / "receipts")
+    pages = ("https://a.example", "https://b.example")
+    reach = Reach(host="0.0.0.0", port=8000, has_keys=True, keys_file=None, origins=pages)
+    return Live(tmp_path / "engine.log", tmp_path / "receipts", reach=reach)
 
 
 @pytest.fixture
@@ -46,6 +49,9 @@ def test_the_page_shows_the_state_and_numbers_that_move(browser: Browser, live: 
         wait_for_link(page, "live")
         assert page.text_content("#state-name") == "ready"
         assert page.text_content("#reason") == live.current.reason
+        assert page.text_content("#listens") == "0.0.0.0:8000"
+        assert page.text_content("#asks-for-key") == "asked for"
+        assert page.text_content("#origins") == "https://a.example, https://b.example"
         wait_for_text(page, "#in-flight", "text => text === '5'")
         assert page.text_content("#cap") == "24"
         wait_for_text(page, "#generated", "text => /^1[78][0-9] tok.s$/.test(text)")

@@ -129,3 +129,15 @@ def test_a_launch_starts_nothing(session: Session) -> None:
     supervisor = run.launch(session, session.registry.default, "127.0.0.1", 8999)
     assert supervisor.base_url == "http://127.0.0.1:8999/v1"
     assert not supervisor.log_path.parent.exists()
+
+
+def test_the_page_shows_what_the_door_is_told(session: Session, tmp_path: Path) -> None:  # not the engine's own origins
+    named = replace(session, environment={**os.environ, "SLIMSERVE_KEYS": str(tmp_path / "keys")})
+    profile = session.registry.default
+    supervisor = run.launch(named, profile, "127.0.0.1", 8999, ("https://chat.example.org",), page_port=None)
+    source, port = supervisor._page or pytest.fail("no page")
+    assert port is None
+    values = {row["key"]: row["value"] for row in source.plan["settings"]}
+    assert values["door.origins"] == source.reach.to_json()["origins"] == ["https://chat.example.org"]
+    assert (values["door.listens"], values["door.asks_for_key"]) == ("127.0.0.1:8999", False)
+    assert values["admission.max_in_flight"] == profile.admission.max_in_flight.value

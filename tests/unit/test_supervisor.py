@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from supervisor_support import KEY, Fake, ask, fake_fixture, free_port
@@ -47,9 +48,11 @@ def test_a_life_from_start_to_stop(fake: Fake) -> None:
     fake.require_none()
     assert not record.exists()
     assert "listening" in supervisor.log_path.read_text()
-    assert [line.split()[0] for line in reports] == ["log", "loading", "warming", "ready", "stopping", "stopped"]
-    assert reports[0] == f"log {supervisor.log_path}"
-    assert reports[3].startswith(f"ready {supervisor.base_url} after ")
+    words = ["listens", "log", "loading", "warming", "ready", "stopping", "stopped"]
+    assert [line.split()[0] for line in reports] == words
+    assert reports[0] == f"listens on 127.0.0.1:{launch.port}, asks for no key; no web page may call"
+    assert reports[1] == f"log {supervisor.log_path}"
+    assert reports[4].startswith(f"ready {supervisor.base_url} after ")
 
 
 def test_the_engine_gets_no_input_and_the_environment_as_given(fake: Fake) -> None:
@@ -57,7 +60,7 @@ def test_the_engine_gets_no_input_and_the_environment_as_given(fake: Fake) -> No
     with Supervisor(launch, lambda line: None):
         pid = json.loads((launch.run_folder / "engine.json").read_text())["pid"]
         names = {entry.split(b"=")[0].decode() for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
-        ours = {"SLIMSERVE_PARENT_PID", "SLIMSERVE_ENGINE_TAG", "SLIMSERVE_ADMISSION"}
+        ours = {"SLIMSERVE_PARENT_PID", "SLIMSERVE_ENGINE_TAG", "SLIMSERVE_ADMISSION", "SLIMSERVE_SUPERVISOR"}
         assert names - {""} == {*launch.env, *ours}
         assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
 
@@ -233,6 +236,22 @@ def test_a_port_of_our_own_says_whose_it_is_and_since_when(fake: Fake) -> None: 
     own = f"taken by the endpoint of fake-profile (process {os.getpid()}), ready since "
     assert f"port {launch.port} on 127.0.0.1 is {own}" in text
     assert time.strftime("%Y-%m-%d ") in text
+
+
+def test_where_the_page_is_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setattr(ports, "PAGE_PORT", port)
+    listening, why = ports.listen_for_page(None, own=port)
+    with listening:
+        assert (listening.getsockname()[1] != port, why) == (True, f"{port} is the endpoint's own")
+    with ports.listen_for_page(None, own=1)[0] as usual:
+        assert usual.getsockname()[1] == port
+        page = Mock(page=f"http://127.0.0.1:{port}/", port=1, profile="some-profile", pid=7)
+        listening, why = ports.listen_for_page(None, own=1, ours=[page])
+        listening.close()
+        assert why == (f"port {port} on 127.0.0.1 is taken by the operator page of some-profile's endpoint (process 7)")
+        with pytest.raises(Refused, match="another --page-port"):
+            ports.listen("127.0.0.1", port, [page])
 
 
 def test_a_port_that_is_bound_and_not_listened_on_is_taken(fake: Fake) -> None:  # B4

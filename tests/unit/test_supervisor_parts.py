@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from supervisor_support import ROOT
 
+from slimserve import BUILD
 from slimserve.engine import ending, entry, import_hook, ports, procfs, supervisor
 from slimserve.engine.control import has_token
 from slimserve.engine.process import EngineProcess
@@ -227,6 +228,16 @@ def test_the_entry_refuses_workers_that_it_could_not_tie() -> None:
     done = subprocess.run(argv, env=ENV, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert done.stderr.startswith("VLLM_WORKER_MULTIPROC_METHOD is not `spawn`\n  why: ")
+
+
+def test_the_entry_refuses_the_supervisor_of_another_version() -> None:
+    argv = [sys.executable, "-m", "slimserve.engine.entry", "--model", "x"]
+    env = {**ENV, "VLLM_WORKER_MULTIPROC_METHOD": "spawn", entry.SUPERVISOR: "0.0.1 in /elsewhere/slimserve"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"the supervisor is slimserve 0.0.1 in /elsewhere/slimserve, and its engine would run slimserve {BUILD}\n"
+    )
 
 
 def test_amx_is_asked_for_where_the_processor_has_it() -> None:

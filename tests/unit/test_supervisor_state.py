@@ -351,6 +351,8 @@ def test_status_names_what_runs(fake: Fake) -> None:
         assert f"http://127.0.0.1:{launch.port}/v1" in text
         (one,) = json.loads(status(fake, "--json"))["endpoints"]
         assert (one["state"], one["pid"], one["door"]["accepting"]) == ("ready", os.getpid(), True)
+        assert (one["listens"], one["asks_for_key"], one["origins"]) == (f"127.0.0.1:{launch.port}", False, [])
+        assert f"listens on 127.0.0.1:{launch.port}, asks for no key; web pages that may call: none" in text
         assert (launch.run_folder / endpoints.FILE_NAME).stat().st_mode & 0o077 == 0
     assert status(fake) == "no endpoint runs\n"
 

@@ -46,7 +46,7 @@ async function ask(path) {
 
 // State
 
-function showStatus({ status, url, started }) {
+function showStatus({ status, url, reach, started }) {
   at("state").dataset.state = status.state;
   at("state").dataset.tone = TONES[status.state] ?? "busy";
   put("state-name", status.state);
@@ -54,6 +54,9 @@ function showStatus({ status, url, started }) {
   put("since", `since ${moment(status.since)}`);
   at("since").dateTime = new Date(status.since * 1000).toISOString();
   put("url", url);
+  put("listens", reach.listens);
+  put("asks-for-key", reach.asks_for_key ? "asked for" : "not asked for");
+  put("origins", reach.origins.join(", ") || "none");
   put("restarts", number(status.restarts));
   showCrash(status.crash);
   const reached = LIFE.indexOf(status.state);
