@@ -62,7 +62,7 @@ def unusable(presence: Presence, endpoint: Endpoint, *, key_variable: str) -> Sl
     url = endpoint.base_url
     if presence == "refuses-key":
         why = f"the key in {key_variable} is not the server's" if endpoint.api_key else "it asks for one, none is set"
-        do = f"set {key_variable} to the key that the server was started with, or use another --port"
+        do = f"set {key_variable} to one of its keys (slimserve --add-key NAME makes one), or use another --port"
         return Refused(Finding(f"the endpoint at {url} refuses the key", why, do))
     if presence == "busy":
         why = "something took the connection and kept silent, or said 503: it may be loading, overloaded or frozen"

@@ -121,7 +121,8 @@ def status_finding(endpoint: Endpoint, status: int, reason: str, raw: bytes) -> 
 def _status_advice(endpoint: Endpoint, status: int) -> tuple[str, str]:
     if status in (401, 403):
         sent = "the key that was sent is not the server's" if endpoint.api_key else "no key was sent"
-        return f"the server asks for an API key, and {sent}", "give the key that the server was started with"
+        why = f"the server asks for an API key, and {sent}"
+        return why, "give one of its keys; `slimserve --add-key NAME` makes one"
     if status == 404:
         return (
             f"it serves no model named {endpoint.model!r}, or has no such route",

@@ -98,7 +98,7 @@ def test_a_call_of_a_tool_is_no_answer() -> None:
     ("status", "do"),
     [
         (400, "mend what its message names"),
-        (401, "give the key that the server was started with"),
+        (401, "give one of its keys; `slimserve --add-key NAME` makes one"),
         (404, "compare with the names under"),
         (429, "wait for a moment"),
         (500, "look at the end of the engine's log"),

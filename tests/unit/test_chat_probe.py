@@ -130,7 +130,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
 
     monkeypatch.setattr(run, "launch", launch)
     registry = load_registry(GOOD, command.OWNED)
-    environment = {**os.environ, run.KEY_VARIABLE: "sk-ours"}
+    environment = {**os.environ, run.API_KEY_VARIABLE: "sk-ours"}
     return Session(registry, describe(registry.platforms["box"], 1 << 30), True, tmp_path, environment)
 
 
