@@ -259,10 +259,18 @@ def _plan(args: argparse.Namespace, session: Session, profile: Profile) -> int:
 def _policies(args: argparse.Namespace) -> int:
     from slimserve.policies import POLICIES
 
-    data = [{"id": policy.id, "sentence": policy.sentence, "reason": policy.reason} for policy in POLICIES]
-    return _emit(
-        args, data, lambda: "\n".join(f"{policy.id:<20} {policy.sentence} {policy.reason}" for policy in POLICIES)
-    )
+    data = [
+        {"id": one.id, "sentence": one.sentence, "reason": one.reason, "exception": one.exception} for one in POLICIES
+    ]
+
+    def text() -> str:
+        lines = []
+        for one in POLICIES:
+            lines.append(f"{one.id:<20} {one.sentence} {one.reason}")
+            lines += [f"{'':<20} except: {one.exception}"] if one.exception else []
+        return "\n".join(lines)
+
+    return _emit(args, data, text)
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -75,6 +75,13 @@ def plan_text(plan: Plan, command: Command, changes: Sequence[Change] = ()) -> s
             f"      [{line}" if index == 0 else f"       {line}"
             for index, line in enumerate(_wrapped(f"{row.evidence}]", WIDTH - 7))
         ]
+    if profile.options:
+        lines += ["", "off (--set shows what it would take)"]
+        for name, option in profile.options.items():
+            lines.append(f"  {name}")
+            lines += [f"      --set {shlex.quote(one)}" for one in option.set]
+            lines += [f"      {line}" for line in _wrapped(option.why, WIDTH - 6)]
+            lines += [f"      {line}" for line in _wrapped(f"[{option.evidence}]", WIDTH - 6)]
     if profile.not_carried:
         lines += ["", "not carried"]
         for item in profile.not_carried:
@@ -111,6 +118,10 @@ def plan_json(plan: Plan, command: Command, changes: Sequence[Change] = ()) -> d
             {"key": row.key, "value": row.value, "argv": list(row.argv), "why": row.why, "evidence": row.evidence}
             for row in command.rows
         ],
+        "options": {
+            name: {"set": list(one.set), "why": one.why, "evidence": str(one.evidence)}
+            for name, one in profile.options.items()
+        },
         "not_carried": [{"what": item.what, "why": item.why} for item in profile.not_carried],
         "notes": [*plan.notes, *command.notes],
     }

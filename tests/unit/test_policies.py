@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plan_support import REGISTRY, setting, with_engine
 
 from slimserve.engine.command import OWNED
 from slimserve.errors import RegistryError
-from slimserve.policies import BY_ID, POLICIES
+from slimserve.model import Checkpoint, HuggingFace
+from slimserve.policies import BY_ID, POLICIES, Subject, broken
+from slimserve.policy_checks import ranks_of_experts
+from slimserve.profile import Engine, Profile, Sampling, TemplateDefaults
 from slimserve.registry import load_registry
+from slimserve.shapes import ShapeError, build, fields_of
 
 GOOD = Path(__file__).parent.parent / "registry"
 RACK, BOX = "expert-fp8-rack.yaml", "tiny-bf16-box.yaml"
@@ -92,6 +99,21 @@ BREAKS = [
     ),
     ("marlin-below-sm89", RACK, "value: marlin", "value: triton", "moe_backend is triton on capability 8.6"),  # A11
     (
+        "graphs-cover-decode",
+        RACK,
+        "enforce_eager:\n    value: false",
+        "enforce_eager:\n    value: true",
+        "enforce_eager is true on a CUDA platform",
+    ),
+    (
+        "real-weights",
+        BOX,
+        "  kv_cache_memory_bytes:",
+        "  load_format:\n    value: dummy\n    why: somebody wanted to start sooner than a disk can read\n"
+        "    evidence: {derived: x}\n  kv_cache_memory_bytes:",
+        "engine.load_format is dummy",
+    ),
+    (
         "in-flight-cap",
         BOX,
         "max_in_flight:\n    value: 12",
@@ -157,3 +179,153 @@ def test_every_quantised_tensor_is_checked(folder: Path) -> None:
         load(folder)
     assert "attention.k_proj [512, 2560]: a shard of 512/8 = 64" in str(caught.value)
     assert "attention.o_proj" not in str(caught.value)  # 6144/8 = 768 = 6 x 128
+
+
+# A way to break each policy in a profile of the registry; None where the profile has nothing to break it with.
+
+
+def _no_caching(subject: Subject) -> Profile:
+    return with_engine(subject.profile, enable_prefix_caching=False)
+
+
+def _states_lost(subject: Subject) -> Profile | None:
+    return with_engine(subject.profile, mamba_cache_mode="none") if "hybrid" in subject.model.traits else None
+
+
+def _unsourced_kv(subject: Subject) -> Profile:
+    return with_engine(subject.profile, kv_cache_dtype="fp8")
+
+
+def _short_graphs(subject: Subject) -> Profile | None:
+    graphs = subject.profile.engine.compilation_config
+    if graphs is None:
+        return None
+    sizes = graphs.value.cudagraph_capture_sizes[:-1]
+    return with_engine(subject.profile, compilation_config=replace(graphs.value, cudagraph_capture_sizes=sizes))
+
+
+def _unlisted_graphs(subject: Subject) -> Profile | None:
+    cuda = subject.platform.kind == "cuda"
+    return with_engine(subject.profile, enforce_eager=True, compilation_config=None) if cuda else None
+
+
+def _cut_experts(subject: Subject) -> Profile | None:
+    """Experts cut through their scales, where a cut over the ranks would not tile them."""
+    quantisation = subject.model.checkpoints[subject.profile.quant].quantisation
+    ranks = ranks_of_experts(subject)
+    inner = subject.model.geometry.moe_intermediate_size
+    tp = subject.profile.engine.tensor_parallel_size.value
+    if quantisation is None or ranks == 1 or inner is None or inner % (tp * quantisation.block[1]) == 0:
+        return None
+    return with_engine(subject.profile, enable_expert_parallel=False)
+
+
+def _wrong_pair(subject: Subject) -> Profile | None:
+    return with_engine(subject.profile, tool_call_parser="hermes") if "tools" in subject.model.traits else None
+
+
+def _forced_tools(subject: Subject) -> Profile | None:
+    return with_engine(subject.profile, enable_auto_tool_choice=None) if "tools" in subject.model.traits else None
+
+
+def _no_thought(subject: Subject) -> Profile | None:
+    off = TemplateDefaults(enable_thinking=False)
+    return (
+        with_engine(subject.profile, default_chat_template_kwargs=off) if "thinking" in subject.model.traits else None
+    )
+
+
+def _greedy(subject: Subject) -> Profile:
+    return with_engine(subject.profile, override_generation_config=Sampling(temperature=0.0))
+
+
+def _not_marlin(subject: Subject) -> Profile | None:
+    gpus = subject.platform.gpus
+    old = gpus is not None and float(gpus.capability) < 8.9
+    return with_engine(subject.profile, moe_backend="triton") if old else None
+
+
+def _small_cap(subject: Subject) -> Profile | None:
+    """One slot fewer than all replicas have together."""
+    engine = subject.profile.engine
+    slots = engine.max_num_seqs.value * (engine.data_parallel_size.value if engine.data_parallel_size else 1)
+    admission = replace(subject.profile.admission, max_in_flight=setting(slots - 1))
+    return replace(subject.profile, admission=admission) if slots > 1 else None
+
+
+def _noise(subject: Subject) -> Profile:
+    """Dummy weights where there are real ones, and none where there are not."""
+    generated = subject.model.checkpoints[subject.profile.quant].generated is not None
+    return with_engine(subject.profile, load_format=None if generated else "dummy")
+
+
+BREAKERS: dict[str, tuple[Callable[[Subject], Profile | None], ...]] = {
+    "prefix-caching": (_no_caching, _states_lost),
+    "exact-kv": (_unsourced_kv,),
+    "graphs-cover-decode": (_short_graphs, _unlisted_graphs),
+    "shards-tile": (_cut_experts,),
+    "tool-calling": (_wrong_pair, _forced_tools),
+    "thinking-on": (_no_thought,),
+    "never-greedy": (_greedy,),
+    "marlin-below-sm89": (_not_marlin,),
+    "in-flight-cap": (_small_cap,),
+    "real-weights": (_noise,),
+}
+
+
+def broken_copies(profile: Profile) -> Iterator[tuple[str, Subject]]:
+    subject = REGISTRY.subject(profile)
+    for policy, breakers in BREAKERS.items():
+        for breaker in breakers:
+            worse = breaker(subject)
+            if worse is not None:
+                yield policy, replace(subject, profile=worse)
+
+
+@pytest.mark.parametrize("profile", REGISTRY.profiles.values(), ids=REGISTRY.profiles)
+def test_no_profile_breaks_a_policy_and_every_copy_that_does_is_refused(profile: Profile) -> None:
+    assert list(broken(REGISTRY.subject(profile))) == []
+    for policy, worse in broken_copies(profile):
+        reasons = [problem.why for problem in broken(worse)]
+        assert any(f"(policy {policy})" in reason for reason in reasons), f"{policy}: {reasons}"
+
+
+def test_every_way_of_breaking_is_tried_on_some_profile() -> None:
+    assert set(BREAKERS) == {policy.id for policy in POLICIES if policy.check}
+    subjects = [REGISTRY.subject(profile) for profile in REGISTRY.profiles.values()]
+    for breakers in BREAKERS.values():
+        for breaker in breakers:
+            assert any(breaker(subject) is not None for subject in subjects), breaker.__name__
+
+
+def test_the_exceptions_are_exceptions() -> None:
+    """The one case that each checked policy allows is allowed."""
+    quantised = REGISTRY.profiles["qwen38max-nvfp4-b200x8"]
+    assert quantised.engine.kv_cache_dtype.value == "fp8"
+    eager = REGISTRY.default
+    assert eager.engine.enforce_eager.value
+    assert eager.engine.tool_call_parser is None
+    assert [*broken(REGISTRY.subject(quantised)), *broken(REGISTRY.subject(eager))] == []
+
+
+def test_no_key_of_a_profile_reaches_what_the_command_fixes() -> None:
+    from slimserve.engine.command import FIXED, FIXED_ENVIRONMENT
+
+    keys = {field.name for field in fields_of(Engine)}
+    assert not keys & {name for name, _, _ in FIXED}
+    assert {name for name, _, _ in FIXED_ENVIRONMENT} <= OWNED
+
+
+@pytest.mark.parametrize("revision", ["main", "v1.0", "236dfdf2", "G" * 40])
+def test_a_revision_that_can_move_is_no_revision(revision: str) -> None:
+    with pytest.raises(ShapeError):
+        build(HuggingFace, {"repo": "owner/name", "revision": revision})
+
+
+def test_only_an_unlisted_checkpoint_has_no_revision() -> None:
+    known = {"huggingface": {"repo": "owner/name"}, "licence": "none", "bytes": 1}
+    assert build(Checkpoint, {**known, "unlisted": "nobody has seen its files"}).manifest is None
+    with pytest.raises(ShapeError, match="revision is missing"):
+        build(Checkpoint, {**known, "manifest": "some"})
+    with pytest.raises(ShapeError, match="manifest is needed"):
+        build(Checkpoint, known)

@@ -59,8 +59,9 @@ def test_a_checkpoint_whose_files_nobody_listed_is_not_fetched(checkpoint: Check
 def test_every_source_is_cited_and_every_citation_is_listed() -> None:
     settings = [setting for profile in REGISTRY.profiles.values() for _, setting in profile.settings()]
     settings += [setting for _, setting in platform_settings()]
-    options = [option for profile in REGISTRY.profiles.values() for option in profile.options.values()]
-    cited = {item.evidence.published for item in (*settings, *options)} - {None}
+    evidence = [setting.evidence for setting in settings]
+    evidence += [option.evidence for profile in REGISTRY.profiles.values() for option in profile.options.values()]
+    cited = {one.published for one in evidence} - {None}
     assert cited == set(REGISTRY.sources)
 
 
