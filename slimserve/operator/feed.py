@@ -38,8 +38,13 @@ class Feed:
         self.history = History(interval_seconds)
 
     def snapshot(self) -> dict[str, Any]:
-        """What the top of the page shows, as JSON data: the moment, where the endpoint stands, the newest point."""
+        """What the top of the page shows, as JSON data: the moment, where the endpoint stands, the newest point.
+
+        A point of another state says nothing of this one, and is left out; the next comes within a second.
+        """
         status, latest = self._source.status(), self.history.latest
+        if latest is not None and latest.state != status.state:
+            latest = None
         return {
             "now": time.time(),
             "started": self._source.started,
@@ -62,11 +67,13 @@ class Feed:
         due = time.monotonic()
         while True:
             try:
-                if time.monotonic() >= due:
+                status = await asyncio.to_thread(self._source.status)
+                moved = self._told is None or status.state is not self._told.state
+                if status != self._told:
+                    await self._tell()
+                if moved or time.monotonic() >= due:
                     due = time.monotonic() + self._interval
                     await self._add_point()
-                elif await asyncio.to_thread(self._source.status) != self._told:
-                    await self._tell()
             except Exception:
                 # A source that breaks its word costs one point; a sampler that ends would cost all to come.
                 log.exception("the operator page could not read its source")

@@ -118,6 +118,20 @@ def test_a_change_of_state_is_pushed(client: httpx.Client, live: Live) -> None:
     raise AssertionError("the change never came")
 
 
+def test_a_point_of_another_state_is_not_shown_beside_this_one(live: Live) -> None:
+    with page_of(live.source, 600.0) as url, httpx.Client(base_url=url, timeout=DEADLINE_SECONDS) as client:
+        wait_for_point(client, "cap")
+        live.current = Status(State.RESTARTING, time.time(), "the engine was killed by SIGKILL", None, 1)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:  # the next regular point would come in ten minutes
+            data = client.get("/status.json").json()
+            if data["point"] is not None:
+                assert data["point"]["state"] == data["status"]["state"] == "restarting"
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 def test_streams_are_bounded_and_given_back(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "MAX_STREAMS", 2)
     with page_of(live.source) as url, httpx.Client(base_url=url, timeout=DEADLINE_SECONDS) as client:

@@ -114,6 +114,41 @@ def test_whatever_the_data_holds_is_shown_as_text(browser: Browser, tmp_path: Pa
         assert page.locator("img, main script").count() == 0
 
 
+def test_the_legend_of_an_engine_that_is_away_has_no_values(browser: Browser, live: Live, url: str) -> None:
+    with browser.page(url) as page:
+        legend = "#charts figure:nth-child(2) .key"
+        wait_for_text(page, legend, "text => text === 'in flight 5'")
+        live.engine_answers = False
+        live.current = Status(State.LOADING, time.time(), "the engine loads", 300.0)
+        wait_for_text(page, legend, f"text => text === 'in flight {DASH}'")
+
+
+def test_the_time_shown_fits_the_age_until_somebody_chooses(browser: Browser, tmp_path: Path) -> None:
+    pressed = "[data-minutes][aria-pressed=true]"
+    for age, minutes in ((0, "5"), (600, "15"), (90_000, "60")):
+        live = Live(tmp_path / "engine.log", tmp_path / "receipts", started=time.time() - age)
+        with page_of(live.source, 0.3) as url, browser.page(url) as page:
+            wait_for_link(page, "live")
+            page.wait_for_selector(f"[data-minutes='{minutes}'][aria-pressed=true]")
+            assert page.locator(pressed).count() == 1
+            page.click("[data-minutes='15']")
+            live.in_flight = 9
+            wait_for_text(page, "#in-flight", "text => text === '9'")
+            assert page.get_attribute(pressed, "data-minutes") == "15"
+
+
+def test_labels_of_an_axis_are_whole(browser: Browser, live: Live, url: str) -> None:
+    widest = "Math.min(...[...document.querySelectorAll('.chart text[text-anchor=end]')].map(text => text.getBBox().x))"
+    with browser.page(url) as page:
+        wait_for_link(page, "live")
+        for more in (6, 5000):  # in 0.3 s: about 1,200 and a million a minute
+            live.too_many += more
+            wait_for_text(page, "#too-many", "text => /^[1-9]/.test(text)")
+            page.wait_for_function("document.querySelector('#charts figure:last-child text[text-anchor=end]')")
+            assert page.evaluate(widest) >= 0
+            wait_for_text(page, "#too-many", "text => /^0/.test(text)")
+
+
 def test_a_lost_connection_is_said_and_found_again(browser: Browser, live: Live) -> None:
     with page_of(live.source, 0.3) as url:
         manager = browser.page(url)

@@ -3,7 +3,7 @@
 import { DASH, clock, quantity, tick } from "./format.js";
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
-const HEIGHT = 168, LEFT = 58, RIGHT = 8, TOP = 12, BOTTOM = 22;
+const HEIGHT = 168, LEFT = 76, RIGHT = 8, TOP = 12, BOTTOM = 22;
 
 function svg(name, attributes, parent, text) {
   const node = document.createElementNS(NAMESPACE, name);
@@ -77,7 +77,8 @@ export class Chart {
     this.empty.hidden = known.length > 0;
     this.graph.toggleAttribute("hidden", known.length === 0);
     const largest = Math.max(0, ...known);
-    this.say(lines, largest, known.length > 0);
+    // The door's cap is known whenever the engine answers; when it does not, an old value is nobody's.
+    this.say(lines, largest, known.length > 0, (columns.cap.at(-1) ?? null) !== null);
     if (!known.length) return;
     const width = Math.max(240, this.graph.clientWidth || 480);
     const top = this.spec.top ?? roundUp(Math.max(largest, this.spec.least ?? 0));
@@ -130,9 +131,9 @@ export class Chart {
   }
 
   // The same in words: beside each colour the value at the cursor, or the newest; for a screen reader a summary.
-  say(lines, largest, known) {
+  say(lines, largest, known, answers) {
     const at = this.cursor === null ? -1 : this.times.indexOf(this.cursor);
-    const values = lines.map((line) => (this.cursor === null ? line.findLast((value) => value !== null) : line[at]) ?? null);
+    const values = lines.map((line) => (this.cursor !== null ? line[at] : answers ? line.findLast((value) => value !== null) : null) ?? null);
     this.spec.series.forEach(({ name }, n) => {
       this.keys[n].hidden = known && lines[n].every((value) => value === null); // such as tier hits without a tier
       const text = `${name} ${quantity(this.spec.unit, values[n], largest || undefined)}`;

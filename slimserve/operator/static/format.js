@@ -35,7 +35,8 @@ export function quantity(unit, value, largest) {
 export function tick(unit, value, top) {
   const scale = { per_minute: 60, share: 100, seconds: top < 1 ? 1000 : 1 }[unit] ?? 1;
   const name = UNITS[unit](top, top)[1];
-  return `${Number((value * scale).toPrecision(3)).toLocaleString("en-US")}${name && ` ${name}`}`;
+  const figure = Number((value * scale).toPrecision(3));
+  return `${figure.toLocaleString("en-US", figure >= 10_000 ? { notation: "compact" } : {})}${name && ` ${name}`}`;
 }
 
 export function duration(seconds) {

@@ -8,6 +8,7 @@ const at = (id) => document.getElementById(id);
 const root = document.documentElement;
 
 const LIFE = ["starting", "fetching", "loading", "warming", "ready"];
+const MINUTES = [5, 15, 60];
 const TONES = { ready: "good", failed: "bad", stopped: "idle" };
 const CHARTS = [
   { title: "Throughput", unit: "tokens_per_s", series: [{ key: "generated_per_s", name: "generated" }, { key: "prompt_per_s", name: "prompt" }],
@@ -24,7 +25,7 @@ const CHARTS = [
     empty: "No rate yet: the door has not been read twice." },
 ];
 
-const page = { snapshot: null, columns: null, interval: null, points: null, minutes: 60, cursor: null, offset: 0, heard: null, logStale: true };
+const page = { snapshot: null, columns: null, interval: null, points: null, minutes: 60, chosen: false, cursor: null, offset: 0, heard: null, logStale: true };
 const charts = CHARTS.map((spec) => new Chart(spec, at("charts"), (time) => { page.cursor = time; draw(); }));
 const now = () => Date.now() / 1000 + page.offset;
 
@@ -129,6 +130,12 @@ function lastKnown(key) {
   return index < 0 ? null : { index, value: page.columns[key][index], time: page.columns.time[index] };
 }
 
+// How far back the charts reach: until somebody chooses, the least that holds the whole life of the appliance.
+function show(minutes) {
+  page.minutes = minutes;
+  for (const button of document.querySelectorAll("[data-minutes]")) button.setAttribute("aria-pressed", String(Number(button.dataset.minutes) === minutes));
+}
+
 function draw() {
   if (!page.columns) return;
   const to = now();
@@ -159,6 +166,7 @@ async function take(snapshot) {
   page.offset = snapshot.now - Date.now() / 1000;
   page.heard = now();
   if (page.columns) await addPoint(snapshot.point); else await loadHistory();
+  if (!page.chosen) show(MINUTES.find((minutes) => page.heard - snapshot.started < minutes * 60) ?? MINUTES.at(-1));
   showStatus(snapshot);
   showPoint(snapshot.point);
   draw();
@@ -253,8 +261,8 @@ try { setTheme(THEMES.find((name) => name === localStorage.getItem("theme")) ?? 
 
 for (const button of document.querySelectorAll("[data-minutes]")) {
   button.addEventListener("click", () => {
-    page.minutes = Number(button.dataset.minutes);
-    for (const other of document.querySelectorAll("[data-minutes]")) other.setAttribute("aria-pressed", String(other === button));
+    page.chosen = true;
+    show(Number(button.dataset.minutes));
     draw();
   });
 }
