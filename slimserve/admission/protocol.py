@@ -108,7 +108,7 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is complete: its deadline is off, and the application may answer."""
         self._check_overhead()
-        if self.parser.get_method() == b"CONNECT" or self.parser.get_http_version() == "0.9":
+        if self.parser.get_method() == b"CONNECT" or self.parser.get_http_version() not in ("1.0", "1.1"):
             raise _invalid()
         if self.parser.should_upgrade():
             return

@@ -99,6 +99,7 @@ BROKEN_FRAMES = {
     "a tunnel to a route": b"CONNECT /v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
     "a host and no path": b"GET http://x HTTP/1.1\r\nhost: x\r\n\r\n",
     "another version": GET.replace(b"1.1", b"1.9"),
+    "a version that speaks in frames": LAST_GET.replace(b"1.1", b"2.0"),
     "no version": b"GET /v1/models\r\n\r\n",
     "a broken chunk": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     b"transfer-encoding: chunked\r\n\r\nnot hex\r\n",
