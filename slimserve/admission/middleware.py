@@ -223,7 +223,8 @@ class Admission:
         if not self.accepting:
             raise Rejected(
                 503,
-                f"this endpoint takes no new work now; come back in {DRAIN_RETRY_SECONDS} s",
+                "this endpoint has been told to stop and takes no new work; it does not come back by itself, and when it is"
+                f" started again is not known here; ask again in {DRAIN_RETRY_SECONDS} s at the earliest",
                 code="draining",
                 headers={"Retry-After": str(DRAIN_RETRY_SECONDS)},
             )

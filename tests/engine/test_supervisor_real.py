@@ -181,6 +181,27 @@ def test_a_core_that_stands_still_is_replaced(launch: Launch, tmp_path: Path) ->
         driver.wait(10.0)
 
 
+def test_a_killed_core_is_named_and_its_end_is_in_the_last_words(launch: Launch, tmp_path: Path) -> None:
+    driver = drive(launch, tmp_path)
+    assert driver.stdout is not None
+    try:
+        assert any(line.startswith("ready") for line in driver.stdout), "it never was ready"
+        (core,) = [one for one in living(tmp_path) if one.name == "VLLM::EngineCor"]
+        os.kill(core.pid, signal.SIGKILL)
+        told = ""
+        for line in driver.stdout:
+            told += line
+            if line.startswith("ready"):
+                break
+        assert f"its process {core.pid} (VLLM::EngineCore) died first" in told
+        assert " ERROR " in told
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(launch.stop_seconds + 10.0) == 0
+    finally:
+        driver.kill()
+        driver.wait(10.0)
+
+
 def test_it_serves_listens_on_loopback_alone_and_stops(launch: Launch, tmp_path: Path) -> None:
     reports: list[str] = []
     folder = Path.cwd()

@@ -344,7 +344,9 @@ def test_drain_and_accept(make: MakeDoor, loop: str) -> None:
     answer = kept.getresponse()
     assert answer.status == 503
     assert int(answer.headers["Retry-After"]) >= 1
-    assert json.loads(answer.read())["error"]["code"] == "draining"
+    error = json.loads(answer.read())["error"]
+    assert error["code"] == "draining"
+    assert "it does not come back by itself" in error["message"]
     kept.request("GET", "/v1/models")
     assert kept.getresponse().status == 200
     kept.close()
