@@ -61,7 +61,9 @@ class Place:
         listening, why = ports.listen_for_page(port, self._launch.port, others)
         self.front.serve(build(source), listening)
         url = f"http://{ports.PAGE_HOST}:{listening.getsockname()[1]}/"
-        self._report(f"page {url}{why and f' ({why})'}")
+        if why:
+            self._report(f"{why}: the page is elsewhere")
+        self._report(f"page {url}")
         return url
 
     def write(self, status: Status) -> None:
