@@ -89,7 +89,7 @@ class Checkpoint:
             raise ValueError("a manifest is needed, or the reason why there is none, as `unlisted`")
         if self.manifest is not None and self.huggingface is not None and self.huggingface.revision is None:
             raise ValueError("huggingface.revision is missing, at which the files of the manifest lie")
-        if self.host_bytes > self.bytes:
+        if self.generated is None and self.host_bytes > self.bytes:
             raise ValueError("host_bytes, a part of bytes, exceeds it")
 
     @property

@@ -92,7 +92,9 @@ def check_weights(session: Session, subject: Subject, folder: Path, tick: Tick) 
         Refused: with everything that is wrong.
     """
     files = session.manifest(subject)
-    findings = [*weights.check(folder, files), *weights.check_config(folder, subject.model.geometry)]
+    weightless = subject.model.checkpoints[subject.profile.quant].generated is not None
+    findings = weights.check(folder, files, weightless=weightless)
+    findings += weights.check_config(folder, subject.model.geometry)
     if not findings and weights.state(folder, files).kind != "verified":
         try:
             findings = weights.verify(folder, files, tick)

@@ -187,6 +187,7 @@ def attribute_docs(annotation: Any) -> dict[str, str]:
     return docs
 
 
+@functools.cache
 def split(annotation: Any) -> tuple[Any, tuple[Constraint, ...], bool]:
     """The bare type of an annotation, the constraints on it, and whether null is allowed."""
     constraints: tuple[Constraint, ...] = ()
@@ -202,6 +203,7 @@ def split(annotation: Any) -> tuple[Any, tuple[Constraint, ...], bool]:
             return annotation, constraints, optional
 
 
+@functools.cache
 def choices(kind: Any) -> tuple[Any, ...]:
     """The plain values that a bare type names one by one; empty for every other type."""
     if isinstance(kind, type) and issubclass(kind, StrEnum):

@@ -72,17 +72,19 @@ def fetch(
     from slimserve.weights import transfer
 
     if checkpoint.generated is not None:
+        if state(target, manifest).ready:
+            return
         what = f"{target} is not there, or not as it has to be"
         why = "it is written on this machine and comes from nowhere: a configuration without weights"
         raise Refused(Finding(what, why, f"{checkpoint.generated} {target}"))
     transfer.fetch(checkpoint, target, manifest, progress, environ)
 
 
-def check(target: Path, manifest: Manifest) -> list[Finding]:
+def check(target: Path, manifest: Manifest, *, weightless: bool = False) -> list[Finding]:
     """Missing, truncated and foreign files, without reading the data; see `verification.check`."""
     from slimserve.weights import verification
 
-    return verification.check(target, manifest)
+    return verification.check(target, manifest, weightless=weightless)
 
 
 def check_config(target: Path, geometry: Geometry) -> list[Finding]:

@@ -44,7 +44,7 @@ UNLISTED = {name: checkpoint for name, checkpoint in CHECKPOINTS.items() if chec
 @pytest.mark.parametrize("checkpoint", LISTED.values(), ids=LISTED)
 def test_a_checkpoint_is_as_large_as_the_files_of_its_manifest(checkpoint: Checkpoint) -> None:
     assert checkpoint.bytes == sum(file.bytes for file in weights.manifest(FOLDER, checkpoint))
-    assert checkpoint.host_bytes < checkpoint.bytes
+    assert checkpoint.generated is not None or checkpoint.host_bytes < checkpoint.bytes
 
 
 @pytest.mark.parametrize("checkpoint", UNLISTED.values(), ids=UNLISTED)
