@@ -223,8 +223,8 @@ class Admission:
         if not self.accepting:
             raise Rejected(
                 503,
-                "this endpoint has been told to stop and takes no new work; it does not come back by itself, and when it is"
-                f" started again is not known here; ask again in {DRAIN_RETRY_SECONDS} s at the earliest",
+                "this endpoint has been told to stop and takes no new work; it does not come back by itself, and when"
+                f" it is started again is not known here; ask again in {DRAIN_RETRY_SECONDS} s at the earliest",
                 code="draining",
                 headers={"Retry-After": str(DRAIN_RETRY_SECONDS)},
             )
