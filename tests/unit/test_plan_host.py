@@ -32,7 +32,9 @@ def test_the_budget_adds_up_to_what_may_be_used(name: str) -> None:
     subject = subject_of(name)
     budget = make_plan(subject, machine_of(subject), WEIGHTS).room.memory[-1]
     assert sum(line.bytes for line in budget.lines) == budget.total_bytes
-    assert 0 <= budget.bytes_of(LEFT) < 8 * GIB  # a platform's memory_bytes is made of this sum
+    assert budget.bytes_of(LEFT) >= 0
+    if subject.model.checkpoints[subject.profile.quant].generated is None:  # a slice takes less than its platform has
+        assert budget.bytes_of(LEFT) < 8 * GIB  # a platform's memory_bytes is made of this sum
 
 
 def test_all_ranks_share_one_host() -> None:

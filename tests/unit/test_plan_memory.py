@@ -166,13 +166,15 @@ def test_a_slot_for_more_than_the_longest_request_is_refused() -> None:
 def test_each_largest_value_fits_and_the_next_does_not(name: str) -> None:
     one = rank(name)
     found = fitting.largest(one)
-    assert set(found) == set(fitting.KEYS.values())
+    sparse = one.shape.indexer is not None
+    assert set(found) == {key for name, key in fitting.KEYS.items() if sparse or name != "score_mib"}
     for key, value in found.items():
         step = 0.001 if key == "engine.gpu_memory_utilization" else 1
         assert fitting.fits(one, sized(one.sizes, key, value))
-        if key != "engine.max_model_len":  # these models are served as long as they were trained for
+        if (key, value) != ("engine.max_model_len", 262144):  # no model is served for longer than it was trained
             assert not fitting.fits(one, sized(one.sizes, key, value + step))
-    assert found["engine.max_model_len"] == 262144
+    # Eight B200 leave the 2.4T less room than its native length takes.
+    assert found["engine.max_model_len"] == 262144 or name == "qwen38max-nvfp4-b200x8"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
