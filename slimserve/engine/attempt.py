@@ -18,7 +18,8 @@ from slimserve.admission.config import ADMISSION_VARIABLE, Config
 from slimserve.engine import ending, ports, procfs, stop_signals, waiting
 from slimserve.engine.control import Control, Unanswerable
 from slimserve.engine.entry import PARENT, SUPERVISOR
-from slimserve.engine.gate.words import WORDS_VARIABLE, Words
+from slimserve.engine.gate.expected import WORDS_VARIABLE
+from slimserve.engine.gate.words import Words
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord
 from slimserve.engine.state import Board, State

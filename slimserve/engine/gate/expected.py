@@ -13,6 +13,8 @@ from slimserve.shapes import plain
 
 GATE_VARIABLE = "SLIMSERVE_GATE"
 """the plan's word, for the engine's processes"""
+WORDS_VARIABLE = "SLIMSERVE_GATE_WORDS"
+"""the folder of the words, for the engine's processes"""
 PLUGIN = "slimserve"
 """name of every entry point of ours, and the only one that the engine loads"""
 DOOR = "slimserve.admission.middleware.Admission"

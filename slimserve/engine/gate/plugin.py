@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from slimserve.engine import import_hook, procfs
 from slimserve.engine.gate import verdict, words
-from slimserve.engine.gate.expected import GATE_VARIABLE, Role
+from slimserve.engine.gate.expected import GATE_VARIABLE, WORDS_VARIABLE, Role
 from slimserve.errors import Finding
 
 GATE_STATUS = 78
@@ -130,4 +130,4 @@ def refuse(
 
 def _write(process: str, findings: Sequence[Finding], values: dict[str, Any], config: Any) -> None:
     tag = os.environ.get(procfs.TAG, "")
-    words.write(Path(os.environ[words.WORDS_VARIABLE]), process, tag, findings, values, config)
+    words.write(Path(os.environ[WORDS_VARIABLE]), process, tag, findings, values, config)

@@ -13,8 +13,6 @@ from slimserve.engine.gate.expected import CHECKS
 from slimserve.engine.record import read_fields, write_fields
 from slimserve.errors import Finding, Refused, raise_if_any
 
-WORDS_VARIABLE = "SLIMSERVE_GATE_WORDS"
-"""the folder of the words, for the engine's processes"""
 FOLDER_NAME = "gate"
 RESOLVED_NAME = "resolved.json"
 _MEASURED = frozenset(check.name for check in CHECKS if check.measured)
