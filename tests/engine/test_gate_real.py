@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from geometry_models import HYBRID, REGISTRY, config_json
+from gate_support import MODEL, RESOLVED, dense_plan, hybrid_plan
+from geometry_models import config_json
 from server_support import ROOT, free_port
-from test_plan_real import PROFILE, hybrid_profile, setting
 
 from slimserve.engine import command, door
 from slimserve.engine.attempt import Launch
@@ -19,16 +19,9 @@ from slimserve.engine.gate import expected
 from slimserve.engine.gate.words import RESOLVED_NAME, canonical
 from slimserve.engine.supervisor import Supervisor
 from slimserve.errors import Refused
-from slimserve.model import Model
-from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan
-from slimserve.policies import Subject
-from slimserve.profile import Profile
+from slimserve.plan import Plan
 
 SECONDS = 250.0
-# The engine's CPU kernels compute with states of no fewer than 128 keys.
-WIDE = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
-MODEL = replace(HYBRID, geometry=replace(HYBRID.geometry, **WIDE))
-Change = Callable[[Launch], Launch]
 
 
 @dataclass
@@ -51,8 +44,8 @@ class Endpoint:
         return [finding.what for finding in refused.value.findings]
 
     @property
-    def resolved(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads((self.launch.run_folder / RESOLVED_NAME).read_text())
+    def resolved(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.launch.run_folder / RESOLVED_NAME).read_text())
         return found
 
 
@@ -69,14 +62,6 @@ def hybrid_folder(folder: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     (folder / "config.json").write_text(json.dumps(config_json(MODEL)))
     return folder
-
-
-def plan_of(profile: Profile, model: Model, folder: Path) -> Plan:
-    """The plan of `profile` for requests of 1,024 tokens."""
-    admission = replace(profile.admission, slot_context_tokens=setting(1024))
-    subject = Subject(replace(profile, admission=admission), model, REGISTRY.platforms[profile.platform])
-    weights = WeightsOnDisk(folder, ready=True, needed_bytes=0)
-    return make_plan(subject, describe(subject.platform, 1 << 40), weights)
 
 
 def endpoint(plan: Plan, home: Path, *more: str, **variables: str) -> Endpoint:
@@ -109,18 +94,13 @@ def endpoint(plan: Plan, home: Path, *more: str, **variables: str) -> Endpoint:
 @pytest.fixture(scope="session")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """The plan of a small hybrid."""
-    folder = hybrid_folder(tmp_path_factory.mktemp("hybrid") / "model")
-    profile = hybrid_profile()
-    engine = replace(profile.engine, kv_cache_memory_bytes=setting(150_000_000))
-    return plan_of(replace(profile, engine=engine), MODEL, folder)
+    return hybrid_plan(hybrid_folder(tmp_path_factory.mktemp("hybrid") / "model"))
 
 
 @pytest.fixture
 def dense(smollm2_folder: Path) -> Plan:
-    """The plan of the default profile with a cache that is quickly there."""
-    changed = {"max_model_len": 2048, "kv_cache_memory_bytes": 400_000_000}
-    engine = replace(PROFILE.engine, **{key: setting(value) for key, value in changed.items()})
-    return plan_of(replace(PROFILE, engine=engine), REGISTRY.models[PROFILE.model], smollm2_folder)
+    """The plan of the default profile."""
+    return dense_plan(smollm2_folder)
 
 
 def settings_of(refusals: list[str]) -> set[str]:
@@ -137,18 +117,15 @@ def test_a_hybrid_as_planned_serves_and_its_configuration_is_written_down(hybrid
         started.serve()
         resolved = started.resolved
         digests.append(resolved["sha256"])
-        if keep := os.environ.get("SLIMSERVE_KEEP_RESOLVED"):
-            Path(keep).write_text(json.dumps(resolved, indent=1, sort_keys=True) + "\n")
     assert digests[0] == digests[1]
-    assert any(str(digests[0])[:12] in line for line in started.said)
-    shown = resolved["resolved"]
-    assert isinstance(shown, dict)
-    assert shown["settings"].keys() == set(expected.processes(hybrid))
-    text = canonical(resolved)
-    assert str(tmp_path) not in text
-    # The states' own block size, where the engine's `block_size` is what was asked for before it was raised.
-    groups = shown["settings"]["rank-0-0"]["cache_groups"]
-    assert ["state", hybrid.room.capacity.block_tokens] in groups
+    assert any(digests[0][:12] in line for line in started.said)
+    assert str(tmp_path) not in canonical(resolved)
+    settings = resolved["resolved"]["settings"]
+    assert settings.keys() == set(expected.processes(hybrid))
+    seen = {process: {**values, **resolved["measured"][process]} for process, values in settings.items()}
+    if os.environ.get("WRITE_RESOLVED"):  # for whoever pins another engine
+        RESOLVED.write_text(json.dumps(seen, indent=1, sort_keys=True) + "\n")
+    assert seen == json.loads(RESOLVED.read_text()), "the unit tests compare with what another engine resolves"
 
 
 def test_what_the_engine_is_told_otherwise_is_a_line_each(dense: Plan, tmp_path: Path) -> None:

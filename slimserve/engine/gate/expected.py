@@ -29,7 +29,7 @@ API: tuple[Role, ...] = ("api",)
 BLOCKS_SHARE = 0.02
 """by how much blocks may differ where memory decides: two starts on one card do not measure the same"""
 # vllm 0.32, config/vllm.py DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES: those of our models that are in it.
-BREAKABLE = frozenset({"Qwen4ExpForConditionalGeneration"})
+BREAKABLE = frozenset({"Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"})
 # The lock of the lane (requirements/*.lock). The CUDA lane has none yet: the engine's own version alone is sure there.
 LIBRARIES = ("vllm", "torch", "transformers", "triton")
 VERSIONS: dict[str, dict[str, str]] = {
@@ -140,7 +140,14 @@ def _speculation(plan: Plan) -> str:
 
 
 def _with_drafter(value: Callable[[Plan], Any]) -> Callable[[Plan], Any]:
-    return lambda plan: value(plan) if plan.room.rank.layout.drafter else None
+    return lambda plan: value(plan) if plan.room.rank.layout.drafts else None
+
+
+def _stored(plan: Plan) -> list[str]:
+    """The types of all keys and values, a drafter's among them."""
+    layout = plan.room.rank.layout
+    kinds = {_engine(plan).kv_cache_dtype.value, *((layout.draft_kv_dtype,) if layout.drafts else ())}
+    return sorted({_STORED[kind] for kind in kinds})
 
 
 def _scheduler(plan: Plan) -> str:
@@ -272,13 +279,13 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "draft_kv_cache_dtype",
         ALL,
-        _with_drafter(_stated("kv_cache_dtype")),
+        _with_drafter(lambda plan: plan.room.rank.layout.draft_kv_dtype),
         "a drafter that reads another cache than was planned drafts worse, and its pages have another size",
     ),
     Check(
         "kv_stored",
         CACHE,
-        lambda plan: [_STORED[_engine(plan).kv_cache_dtype.value]],
+        _stored,
         "it is what keys and values are really stored as, the drafter's among them",
     ),
     Check(
