@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from geometry_models import HYBRID
 from plan_support import REGISTRY, setting, with_engine
@@ -20,10 +21,10 @@ RESOLVED = Path(__file__).with_name("gate_resolved.json")
 MODEL = replace(HYBRID, geometry=replace(HYBRID.geometry, linear_key_head_dim=128, linear_value_head_dim=128))
 
 
-def hybrid_plan(folder: Path) -> Plan:
-    """The plan of the CPU profile for a small hybrid that lies in `folder`."""
+def hybrid_plan(folder: Path, **changed: Any) -> Plan:
+    """The plan of the CPU profile for a small hybrid that lies in `folder`, with other values of `engine`."""
     sizes = {"max_model_len": 4096, "max_num_batched_tokens": 2048, "kv_cache_memory_bytes": 150_000_000}
-    profile = with_engine(PROFILE, mamba_cache_mode="align", **sizes)
+    profile = with_engine(PROFILE, **{"mamba_cache_mode": "align", **sizes, **changed})
     return plan_of(replace(profile, model=MODEL.id), MODEL, folder)
 
 

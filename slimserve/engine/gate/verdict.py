@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slimserve.engine.gate.expected import CHECKS, role_of
+from slimserve.engine.gate.checks import CHECKS
+from slimserve.engine.gate.expected import role_of
 from slimserve.errors import Finding
 
 DO = "see the engine's log for what made it change; state in the profile what it resolves to, or remove the cause"

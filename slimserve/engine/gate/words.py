@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slimserve.engine.gate.expected import CHECKS
+from slimserve.engine.gate.checks import CHECKS
 from slimserve.engine.record import read_fields, write_fields
 from slimserve.errors import Finding, Refused, raise_if_any
 

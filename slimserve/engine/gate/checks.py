@@ -1,0 +1,342 @@
+"""The settings that the gate compares: what the plan says of each, and what a difference does.
+
+Pure; the engine is not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from slimserve.geometry.caches import ring_rows
+from slimserve.plan import Plan
+from slimserve.profile import Engine
+from slimserve.shapes import plain
+
+DOOR = "slimserve.admission.middleware.Admission"
+
+Role = Literal["api", "core", "rank"]
+ALL: tuple[Role, ...] = ("api", "core", "rank")
+CORE: tuple[Role, ...] = ("core",)
+CACHE: tuple[Role, ...] = ("core", "rank")
+RANK: tuple[Role, ...] = ("rank",)
+API: tuple[Role, ...] = ("api",)
+
+BLOCKS_SHARE = 0.02
+"""by how much blocks may differ where memory decides: two starts on one card do not measure the same"""
+# vllm 0.32, config/vllm.py DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES: those of our models that are in it.
+BREAKABLE = frozenset({"Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"})
+# The lock of the lane (requirements/*.lock). The CUDA lane has none yet: the engine's own version alone is sure there.
+LIBRARIES = ("vllm", "torch", "transformers", "triton")
+VERSIONS: dict[str, dict[str, str]] = {
+    "cpu": {"vllm": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "triton": "none"},
+    "cuda": {"vllm": "0.32.0"},
+}
+# Torch has no type for it: the engine keeps one byte a value in each of its FP8 caches.
+_STORED = {"bfloat16": "bfloat16", "fp8": "uint8", "fp8_e4m3": "uint8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One setting that is compared.
+
+    Args:
+        name: the profile's key where it has one.
+        roles: the kinds of process that must show it.
+        planned: what the plan says; None: it leaves the setting to the engine, which is recorded and not compared.
+            Beside plain JSON: `{"about": n, "share": s}` for a number that may differ by a share, `{"named": x}` for
+            one of several names of the same thing.
+        why: what a difference does.
+        measured: it follows from the memory of the moment: no part of the configuration's hash.
+    """
+
+    name: str
+    roles: tuple[Role, ...]
+    planned: Callable[[Plan], Any]
+    why: str
+    measured: bool = False
+
+
+def _engine(plan: Plan) -> Engine:
+    return plan.subject.profile.engine
+
+
+def _stated(name: str, default: Any = None) -> Callable[[Plan], Any]:
+    """A setting of the profile's `engine`, or `default` when it does not state it."""
+
+    def read(plan: Plan) -> Any:
+        setting = getattr(_engine(plan), name)
+        return default if setting is None else plain(setting.value, nulls=False)
+
+    return read
+
+
+def _lane(plan: Plan) -> str:
+    return "cpu" if plan.subject.platform.gpus is None else "cuda"
+
+
+def _eager(plan: Plan) -> bool:
+    return _engine(plan).enforce_eager.value
+
+
+def _breakable(plan: Plan) -> bool:
+    return _lane(plan) == "cuda" and plan.subject.model.architecture in BREAKABLE
+
+
+def _compilation(plan: Plan) -> str:
+    if _eager(plan) or _breakable(plan):
+        return "NONE"
+    return "DYNAMO_TRACE_ONCE" if _lane(plan) == "cpu" else "VLLM_COMPILE"
+
+
+def _graph_mode(plan: Plan) -> str | None:
+    if _eager(plan):
+        return "NONE"
+    setting = _engine(plan).compilation_config
+    return None if setting is None else setting.value.cudagraph_mode
+
+
+def _capture_sizes(plan: Plan) -> list[int] | None:
+    if _eager(plan) or _lane(plan) == "cpu":
+        return []
+    setting = _engine(plan).compilation_config
+    return None if setting is None else sorted(setting.value.cudagraph_capture_sizes)
+
+
+def _speculation(plan: Plan) -> str:
+    setting = _engine(plan).speculative_config
+    return "none" if setting is None else setting.value.method
+
+
+def _with_drafter(value: Callable[[Plan], Any]) -> Callable[[Plan], Any]:
+    return lambda plan: value(plan) if plan.room.rank.layout.drafts else None
+
+
+def _stored(plan: Plan) -> list[str]:
+    """The types of all keys and values, a drafter's among them."""
+    layout = plan.room.rank.layout
+    kinds = {_engine(plan).kv_cache_dtype.value, *((layout.draft_kv_dtype,) if layout.drafts else ())}
+    return sorted({_STORED[kind] for kind in kinds})
+
+
+def _scheduler(plan: Plan) -> str:
+    return "AsyncScheduler" if _async(plan) else "Scheduler"
+
+
+def _async(plan: Plan) -> bool:
+    setting = _engine(plan).async_scheduling
+    return _lane(plan) == "cuda" if setting is None else setting.value
+
+
+def _coordinator(plan: Plan) -> str:
+    if not _engine(plan).enable_prefix_caching.value:
+        return "KVCacheCoordinatorNoPrefixCache"
+    return "UnitaryKVCacheCoordinator" if len(plan.room.rank.caches.groups) == 1 else "HybridKVCacheCoordinator"
+
+
+def _groups(plan: Plan) -> list[list[Any]]:
+    """Kind and block size of each cache group, in the engine's order.
+
+    To the engine a window is a state like the others, and a ring a block of its rows.
+    """
+    rank = plan.room.rank
+    rows = ring_rows(rank.shape.indexer, rank.layout) if rank.shape.indexer else 0
+    return [
+        ["state" if group.kind == "window" else group.kind, rows if group.kind == "ring" else group.block_tokens]
+        for group in rank.caches.groups
+    ]
+
+
+def _state_dtype(plan: Plan) -> str | None:
+    rank = plan.room.rank
+    if rank.shape.linear is None:
+        return None
+    return rank.layout.mamba_ssm_cache_dtype or rank.shape.linear.state_dtype
+
+
+def _about(number: Callable[[Plan], int]) -> Callable[[Plan], Any]:
+    """Exact on a CPU, where the profile states the cache in bytes; else about that many."""
+
+    def read(plan: Plan) -> Any:
+        exact = _lane(plan) == "cpu" and _engine(plan).kv_cache_memory_bytes is not None
+        return number(plan) if exact else {"about": number(plan), "share": BLOCKS_SHARE}
+
+    return read
+
+
+def _sampling(plan: Plan) -> dict[str, Any]:
+    """What the model's authors ship, and over it what the profile states."""
+    override = _engine(plan).override_generation_config
+    own = plain(plan.subject.model.sampling, nulls=False)
+    return {**own, **(plain(override.value, nulls=False) if override else {})}
+
+
+def _template_defaults(plan: Plan) -> dict[str, Any]:
+    """What the profile states, beside the one argument that the engine gives to every template."""
+    return {"cohere_format": "cmd4", **_stated("default_chat_template_kwargs", {})(plan)}
+
+
+def _parser(name: str) -> Callable[[Plan], Any]:
+    stated = _stated(name)
+    return lambda plan: "none" if stated(plan) is None else {"named": stated(plan)}
+
+
+def _version(library: str) -> Callable[[Plan], Any]:
+    return lambda plan: VERSIONS[_lane(plan)].get(library)
+
+
+_VERSION_WHY = "everything else was read from, and tested with, exactly these libraries"
+
+CHECKS: tuple[Check, ...] = (
+    *(Check(f"version_{library}", ALL, _version(library), _VERSION_WHY) for library in LIBRARIES),
+    Check("dtype", ALL, _stated("dtype"), "activations of another type give other answers"),
+    Check("max_model_len", ALL, _stated("max_model_len"), "the engine shrinks it to what fits, and long prompts fail"),
+    Check("max_num_seqs", ALL, _stated("max_num_seqs"), "it is the number of decode slots that clients were promised"),
+    Check(
+        "max_num_batched_tokens",
+        ALL,
+        _stated("max_num_batched_tokens"),
+        "activations and the time to a first token were planned for it",
+    ),
+    Check("tensor_parallel_size", ALL, _stated("tensor_parallel_size"), "it decides which shards exist"),
+    # To the cores of a dense model each replica is an engine of its own.
+    Check("data_parallel_size", API, _stated("data_parallel_size", 1), "replicas share the cap of the door"),
+    Check(
+        "enable_expert_parallel",
+        ALL,
+        _stated("enable_expert_parallel", False),
+        "experts that are cut no longer tile their scales",
+    ),
+    Check("all2all_backend", ALL, _stated("all2all_backend"), "it decides which experts are replicated"),
+    Check("moe_backend", ALL, _stated("moe_backend"), "other expert kernels crash on some cards and round otherwise"),
+    Check(
+        "gdn_prefill_backend",
+        RANK,
+        _stated("gdn_prefill_backend"),
+        "a missing library changes the kernel of every prefill, and its rounding",
+    ),
+    Check(
+        "disable_custom_all_reduce",
+        ALL,
+        _stated("disable_custom_all_reduce"),
+        "cards without peer access hang or corrupt in it",
+    ),
+    Check("trust_remote_code", ALL, lambda plan: False, "a checkpoint must not bring code"),
+    Check(
+        "enable_prefix_caching",
+        ALL,
+        _stated("enable_prefix_caching"),
+        "without it every turn of a conversation pays for its whole history again",
+    ),
+    Check(
+        "mamba_cache_mode",
+        ALL,
+        _stated("mamba_cache_mode"),
+        "only `align` keeps states at block boundaries: with another mode prefixes are never found",
+    ),
+    Check(
+        "prefix_cache_retention_interval",
+        ALL,
+        lambda plan: 0,
+        "the plan counts one state for each conversation that waits; denser checkpoints push others out",
+    ),
+    Check(
+        "kv_cache_dtype",
+        ALL,
+        _stated("kv_cache_dtype"),
+        "a quantised cache was seen to change answers without garbling them",
+    ),
+    Check(
+        "draft_kv_cache_dtype",
+        ALL,
+        _with_drafter(lambda plan: plan.room.rank.layout.draft_kv_dtype),
+        "a drafter that reads another cache than was planned drafts worse, and its pages have another size",
+    ),
+    Check(
+        "kv_stored",
+        CACHE,
+        _stored,
+        "it is what keys and values are really stored as, the drafter's among them",
+    ),
+    Check(
+        "mamba_ssm_cache_dtype",
+        CACHE,
+        _state_dtype,
+        "recurrent states of fewer bits drift over a long context",
+    ),
+    Check(
+        "cache_groups",
+        CACHE,
+        _groups,
+        "block sizes, the states' own among them, decide which prefixes are found and what a request holds",
+    ),
+    Check(
+        "cache_blocks",
+        CACHE,
+        _about(lambda plan: plan.room.capacity.pool_blocks),
+        "the plan's decode slots are counted in these blocks: with fewer, requests wait though slots are free",
+        measured=True,
+    ),
+    Check(
+        "block_bytes",
+        RANK,
+        _about(lambda plan: plan.room.capacity.slab_bytes),
+        "pages that were padded otherwise than planned make every block dearer",
+        measured=True,
+    ),
+    Check(
+        "hybrid_cache_manager",
+        ALL,
+        lambda plan: True,
+        "without it every layer pays for the whole context, and states are not cached",
+    ),
+    Check("cache_coordinator", CORE, _coordinator, "it is what finds prefixes across the cache groups"),
+    Check("enable_chunked_prefill", ALL, _stated("enable_chunked_prefill"), "a long prompt then blocks every answer"),
+    Check("async_scheduling", ALL, _async, "the host's part of each step is no longer hidden behind the device's"),
+    Check("scheduler", CORE, _scheduler, "another scheduler gives requests other turns"),
+    Check("scheduling_policy", ALL, lambda plan: "fcfs", "priorities let some requests starve others"),
+    Check("enforce_eager", ALL, _eager, "an eager engine looks like a slow one"),
+    Check("compilation_mode", ALL, _compilation, "the engine compiles otherwise, or not at all"),
+    Check("breakable_graphs", ALL, _breakable, "they switch compilation off, and nothing says so"),
+    Check("cudagraph_mode", ALL, _graph_mode, "steps outside of graphs run at half the speed"),
+    Check(
+        "cudagraph_capture_sizes",
+        ALL,
+        _capture_sizes,
+        "batches above the largest captured size run eager, in silence, at half the speed",
+    ),
+    Check("speculation", ALL, _speculation, "another drafter, or none, changes the speed of every answer"),
+    Check(
+        "num_speculative_tokens",
+        ALL,
+        lambda plan: plan.room.rank.layout.speculative_tokens,
+        "states, captured sizes and accepted lengths follow from k",
+    ),
+    Check(
+        "drops_last_block",
+        ALL,
+        _with_drafter(lambda plan: True),
+        "the plan counts on a prefix being found from its second block on with a drafter",
+    ),
+    Check(
+        "model_runner",
+        RANK,
+        lambda plan: "v1" if _lane(plan) == "cpu" else "v2",
+        "the engine falls back on its old runner with a warning; n-gram layers are wrong in it",
+    ),
+    Check("kv_connector", CACHE, lambda plan: "none", "a connector changes which blocks live, and may be dropped"),
+    Check("kernels", RANK, lambda plan: [], "a kernel sits where no receipt has put it"),
+    Check("api_server_count", ALL, lambda plan: 1, "counts and caps are exact in one process only"),
+    Check("door", API, lambda plan: DOOR, "keys, the cap and the sampling policy are enforced by the outermost layer"),
+    Check("reasoning_parser", API, _parser("reasoning_parser"), "thoughts end up in the answer"),
+    Check("tool_call_parser", API, _parser("tool_call_parser"), "calls end up as prose"),
+    Check("enable_auto_tool_choice", API, _stated("enable_auto_tool_choice", False), "tools are offered and not used"),
+    Check(
+        "default_chat_template_kwargs",
+        API,
+        _template_defaults,
+        "the template's defaults decide whether and how long the model thinks",
+    ),
+    Check("sampling_defaults", API, _sampling, "requests that state nothing are sampled otherwise than was chosen"),
+)
