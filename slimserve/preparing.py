@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slimserve import weights
-from slimserve.engine import command
+from slimserve.engine import command, variables
 from slimserve.engine.fetching import Cancelled
 from slimserve.errors import Finding, Refused, raise_if_any
 from slimserve.plan import Plan
@@ -108,7 +108,7 @@ def check_weights(session: Session, subject: Subject, folder: Path, tick: Tick) 
 
 def _make_caches(session: Session, profile: Profile) -> None:
     """Make the engine's private caches before it starts: it would fail on them minutes later, or share another's."""
-    for name in command.CACHES.values():
+    for name in variables.CACHES.values():
         folder = command.engine_cache(session.cache, profile.id) / name
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

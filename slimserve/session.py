@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimserve import paths, weights
-from slimserve.engine import command
+from slimserve.engine.variables import OWNED
 from slimserve.errors import Finding, Refused, raise_if_any
 from slimserve.machine import Machine
 from slimserve.plan import Advice, Plan, Verdict, WeightsOnDisk, describe, make_plan, matches
@@ -174,7 +174,7 @@ def open_session(
     from slimserve.shapes import nearest
 
     own = environment.get("SLIMSERVE_PROFILES")
-    registry = load_registry(Path(own) if own else paths.profiles_folder(), command.OWNED)
+    registry = load_registry(Path(own) if own else paths.profiles_folder(), OWNED)
     cache = paths.cache_folder(environment)
     if machine_file is not None:
         from slimserve.machine import load_machine

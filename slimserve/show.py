@@ -6,13 +6,15 @@ import json
 import shlex
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slimserve.engine.command import Command
 from slimserve.machine import gib
 from slimserve.plan import Plan, Verdict
-from slimserve.planner.what_if import Change
 from slimserve.show_room import room_lines
+
+if TYPE_CHECKING:
+    from slimserve.engine.command import Command
+    from slimserve.planner.what_if import Change
 
 WIDTH = 110
 

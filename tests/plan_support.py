@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slimserve.engine import command
+from slimserve.engine import variables
 from slimserve.machine import Machine
 from slimserve.plan import WeightsOnDisk, describe
 from slimserve.planner.fitting import KEYS
@@ -16,7 +16,7 @@ from slimserve.profile import Evidence, Profile, Setting
 from slimserve.registry import load_registry
 
 GIB = 1 << 30
-REGISTRY = load_registry(Path(__file__).parents[1] / "profiles", command.OWNED)
+REGISTRY = load_registry(Path(__file__).parents[1] / "profiles", variables.OWNED)
 WEIGHTS = WeightsOnDisk(Path("/cache/weights"), ready=True, needed_bytes=0)
 GPU_PROFILES = sorted(name for name, one in REGISTRY.profiles.items() if REGISTRY.platforms[one.platform].gpus)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from slimserve.engine.variables import ADMISSION_VARIABLE
 from slimserve.profile import Count, Greedy, Id, Line, Queue, Thinking
 from slimserve.shapes import Between, Matching, ShapeError, build, plain
 
-ADMISSION_VARIABLE = "SLIMSERVE_ADMISSION"
 # What the supervisor asks over the control socket, and orders there.
 STATE_PATH = "/slimserve/state"
 ACCEPT_PATH = "/slimserve/accept"

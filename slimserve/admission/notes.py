@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from slimserve.worded import Worded
 
 
-class Note(StrEnum):
+class Note(Worded):
     """One kind of remark.
 
     The value labels the counter. `text` is what the client reads: a line of printable ASCII without a byte of the
     request.
     """
-
-    text: str
-
-    def __new__(cls, value: str, text: str) -> Note:
-        """A member with both of its words."""
-        note = str.__new__(cls, value)
-        note._value_, note.text = value, text
-        return note
 
     GREEDY_REPLACED = "greedy_replaced", "greedy sampling replaced by the model's own defaults"
     THINKING_KEPT = "thinking_kept", "thinking stays on; lower reasoning_effort for less of it"

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from slimserve import BUILD, exposure
-from slimserve.admission.config import ADMISSION_VARIABLE, Config
+from slimserve.admission.config import Config
 from slimserve.engine import ending, ports, procfs, stop_signals, waiting
 from slimserve.engine.control import Control, Unanswerable
 from slimserve.engine.entry import PARENT, SUPERVISOR
-from slimserve.engine.gate.expected import WORDS_VARIABLE
 from slimserve.engine.gate.words import Words
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord
 from slimserve.engine.state import Board, State
+from slimserve.engine.variables import ADMISSION_VARIABLE, WORDS_VARIABLE
 from slimserve.errors import Failed, Finding, Refused
 from slimserve.exposure import Reach
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slimserve.admission.config import ADMISSION_VARIABLE, STATE_PATH, Config
+from slimserve.admission.config import STATE_PATH, Config
 from slimserve.admission.keys import API_KEY_VARIABLE
 from slimserve.engine.gate import expected
 from slimserve.engine.gate.checks import DOOR as DOOR
-from slimserve.engine.gate.expected import GATE_VARIABLE, PLUGIN, WORDS_VARIABLE
+from slimserve.engine.gate.expected import PLUGIN
+from slimserve.engine.variables import ADMISSION_VARIABLE, CACHES, FIXED_ENVIRONMENT, GATE_VARIABLE
 from slimserve.exposure import Reach
 from slimserve.plan import Plan
 from slimserve.policies import BY_ID
@@ -33,39 +34,6 @@ FIXED: tuple[tuple[str, Any, str], ...] = (
     ("fail_on_environ_validation", True, "nothing-unread"),
     ("structured_outputs_config", {"backend": "xgrammar"}, "one-grammar-backend"),
 )
-FIXED_ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
-    ("HF_HUB_OFFLINE", "1", "pinned-revision"),
-    ("VLLM_NO_USAGE_STATS", "1", "telemetry-off"),
-    ("DO_NOT_TRACK", "1", "telemetry-off"),
-    ("VLLM_HOST_IP", "127.0.0.1", "loopback"),
-)
-
-# Caches of the engine and its compilers: private to one engine version and one profile, so that nobody races for them.
-CACHES = {
-    "VLLM_CACHE_ROOT": "vllm",
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "CUDA_CACHE_PATH": "cuda",
-    "XDG_CACHE_HOME": "xdg",
-    "HF_HOME": "huggingface",
-}
-# No profile may set these.
-OWNED = frozenset(
-    {
-        *CACHES,
-        "VLLM_API_KEY",
-        ADMISSION_VARIABLE,
-        GATE_VARIABLE,
-        WORDS_VARIABLE,
-        "VLLM_PLUGINS",
-        *(name for name, _, _ in FIXED_ENVIRONMENT),
-        "VLLM_WORKER_MULTIPROC_METHOD",
-        "CUDA_VISIBLE_DEVICES",
-        "PYTHONUNBUFFERED",
-    }
-)
-
 # The engine gets these of the user's variables and no others: whatever else configures it is the profile's to say.
 PASSED = frozenset(
     "PATH HOME USER LOGNAME LANG LANGUAGE LC_ALL LC_CTYPE TZ TERM SHELL LD_LIBRARY_PATH CUDA_HOME".split()

@@ -6,27 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Annotated
 
 from slimserve.admission.replies import retry_seconds
 from slimserve.shapes import Between
+from slimserve.worded import Worded
 
 # Least share of the usual way to ready, and least time, that a client is told to wait while the endpoint is not ready.
 LEAST_SHARE = 0.1
 LEAST_SECONDS = 2.0
 
 
-class State(StrEnum):
-    """The states of an endpoint, in the order in which a good life passes them; `meaning` says what happens there."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str) -> State:
-        """A member with both of its words."""
-        state = str.__new__(cls, value)
-        state._value_, state.meaning = value, meaning
-        return state
+class State(Worded):
+    """The states of an endpoint, in the order in which a good life passes them; `text` says what happens there."""
 
     STARTING = "starting", "the place is checked, the port is taken"
     FETCHING = "fetching", "weights are downloaded or verified"

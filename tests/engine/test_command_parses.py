@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slimserve.engine import command, door, torchvision_cpu
+from slimserve.engine import command, door, torchvision_cpu, variables
 from slimserve.plan import WeightsOnDisk, describe, make_plan
 from slimserve.registry import load_registry
 from slimserve.shapes import plain
@@ -29,7 +29,7 @@ def parser() -> Any:
 
 
 def parse(parser: Any, profile_id: str) -> tuple[Any, command.Command, Namespace]:
-    registry = load_registry(PROFILES, command.OWNED)
+    registry = load_registry(PROFILES, variables.OWNED)
     profile = registry.profiles[profile_id]
     subject = registry.subject(profile)
     weights = WeightsOnDisk(Path("/cache/weights"), ready=True, needed_bytes=0)

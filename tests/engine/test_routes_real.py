@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from server_support import KEY, Server
 
 from slimserve.admission import routes
-from slimserve.engine import command, door, torchvision_cpu
+from slimserve.engine import command, door, torchvision_cpu, variables
 from slimserve.plan import WeightsOnDisk, describe, make_plan
 from slimserve.registry import load_registry
 
@@ -30,7 +30,7 @@ def build(profile_id: str) -> Any:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    registry = load_registry(PROFILES, command.OWNED)
+    registry = load_registry(PROFILES, variables.OWNED)
     subject = registry.subject(registry.profiles[profile_id])
     weights = WeightsOnDisk(Path("/cache/weights"), ready=True, needed_bytes=0)
     plan = make_plan(subject, describe(subject.platform, 1 << 50), weights)

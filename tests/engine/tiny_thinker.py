@@ -23,7 +23,8 @@ from typing import Any
 
 from server_support import ROOT, free_port
 
-from slimserve.admission.config import ADMISSION_VARIABLE, Config
+from slimserve.admission.config import Config
+from slimserve.engine.variables import ADMISSION_VARIABLE
 
 NAME = "tiny-thinker"
 MAX_MODEL_LEN = 512

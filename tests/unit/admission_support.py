@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import selectors
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,16 @@ class Door:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self.control.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def nothing_lost(door: Door) -> Iterator[None]:
+    """What is tried inside leaves the door without a slot taken, without a traceback, and fit to answer."""
+    before = door.log.stat().st_size
+    yield
+    door.empty()
+    assert "Traceback" not in door.log.read_text()[before:]
+    assert door.ask().status == 200
 
 
 def chat(**fake: Any) -> dict[str, Any]:

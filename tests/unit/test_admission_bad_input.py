@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from admission_raw import GOOD, error_of, raw_exchange, status_of
-from admission_support import Door, receive_all, request
+from admission_support import Door, nothing_lost, receive_all, request
 from waiting import until
 
 
@@ -24,11 +24,8 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 @pytest.fixture(autouse=True)
 def _nothing_lost(door: Door) -> Iterator[None]:
-    before = door.log.stat().st_size
-    yield
-    door.empty()
-    assert "Traceback" not in door.log.read_text()[before:]
-    assert door.ask().status == 200
+    with nothing_lost(door):
+        yield
 
 
 BROKEN_BODIES = {

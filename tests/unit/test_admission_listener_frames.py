@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from admission_raw import GET, GOOD, LAST_GET, error_of, in_chunks, raw_exchange, status_of, statuses_of
-from admission_support import Door, receive_all, receive_until, request
+from admission_support import Door, nothing_lost, receive_all, receive_until, request
 from waiting import until
 
 
@@ -20,11 +20,8 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 @pytest.fixture(autouse=True)
 def _nothing_lost(door: Door) -> Iterator[None]:
-    before = door.log.stat().st_size
-    yield
-    door.empty()
-    assert "Traceback" not in door.log.read_text()[before:]
-    assert door.ask().status == 200
+    with nothing_lost(door):
+        yield
 
 
 def test_headers_that_trickle(door: Door) -> None:

@@ -17,7 +17,7 @@ from chat_support import fake_engine, response, scripted_server
 
 from slimserve import run
 from slimserve.chat import Endpoint, find, probe
-from slimserve.engine import command
+from slimserve.engine import variables
 from slimserve.errors import Failed, Refused, SlimserveError, UsageError
 from slimserve.plan import describe
 from slimserve.registry import load_registry
@@ -129,7 +129,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
         raise Launched
 
     monkeypatch.setattr(run, "launch", launch)
-    registry = load_registry(GOOD, command.OWNED)
+    registry = load_registry(GOOD, variables.OWNED)
     environment = {**os.environ, run.API_KEY_VARIABLE: "sk-ours"}
     return Session(registry, describe(registry.platforms["box"], 1 << 30), True, tmp_path, environment)
 

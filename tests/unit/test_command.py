@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimserve.admission.config import ADMISSION_VARIABLE, Config
+from slimserve.admission.config import Config
 from slimserve.engine import door
-from slimserve.engine.command import OWNED, PASSED, Command, build, flags
+from slimserve.engine.command import PASSED, Command, build, flags
+from slimserve.engine.variables import ADMISSION_VARIABLE, OWNED
 from slimserve.exposure import Keys
 from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan
 from slimserve.registry import load_registry

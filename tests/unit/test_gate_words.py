@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from supervisor_support import Fake, fake_fixture
 
-from slimserve.engine.command import OWNED
 from slimserve.engine.gate import words
-from slimserve.engine.gate.expected import GATE_VARIABLE, PLUGIN, WORDS_VARIABLE
+from slimserve.engine.gate.expected import PLUGIN
 from slimserve.engine.gate.plugin import GATE_STATUS
 from slimserve.engine.gate.words import RESOLVED_NAME, Words
 from slimserve.engine.supervisor import Supervisor
+from slimserve.engine.variables import GATE_VARIABLE, OWNED, WORDS_VARIABLE
 from slimserve.errors import Finding, Refused
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from slimserve import exposure, paths
 from slimserve.admission.metrics import Metrics
-from slimserve.engine.command import OWNED
 from slimserve.engine.state import State, Status
+from slimserve.engine.variables import OWNED
 from slimserve.operator import exposition, history
 from slimserve.registry import load_registry
 

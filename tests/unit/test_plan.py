@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slimserve.engine import command, door
+from slimserve.engine import command, door, variables
 from slimserve.errors import Refused
 from slimserve.machine import GpuProblem, Machine
 from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan, matches
@@ -24,7 +24,7 @@ WEIGHTS = WeightsOnDisk(Path("/cache/weights"), ready=False, needed_bytes=1000)
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return load_registry(GOOD, command.OWNED)
+    return load_registry(GOOD, variables.OWNED)
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_cards_without_peer_access_run_with_a_note(registry: Registry, rack: Mac
 
 
 def test_links_below_those_of_the_platform_are_refused_where_they_are_needed() -> None:
-    registry = load_registry(REAL, command.OWNED)
+    registry = load_registry(REAL, variables.OWNED)
     subject = registry.subject(registry.profiles["qwen38fn-fp8-h200x2"])
     machine = describe(subject.platform, 1 << 50)
     make_plan(subject, machine, WEIGHTS)
@@ -195,7 +195,7 @@ def test_a_described_platform_matches_itself_and_no_other(registry: Registry, ra
 
 
 def real_plan(profile: str) -> tuple[Registry, Plan]:
-    registry = load_registry(REAL, command.OWNED)
+    registry = load_registry(REAL, variables.OWNED)
     subject = registry.subject(registry.profiles[profile])
     return registry, make_plan(subject, describe(subject.platform, 1 << 50), WEIGHTS)
 

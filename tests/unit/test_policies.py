@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from plan_support import REGISTRY, setting, with_engine
 
-from slimserve.engine.command import OWNED
+from slimserve.engine.variables import OWNED
 from slimserve.errors import RegistryError
 from slimserve.model import Checkpoint, HuggingFace
 from slimserve.policies import BY_ID, POLICIES, Subject, broken
@@ -152,7 +152,8 @@ def test_every_policy_with_a_check_is_broken_here() -> None:
 
 
 def test_policies_that_no_profile_decides_are_fixed_by_the_command() -> None:
-    from slimserve.engine.command import FIXED, FIXED_ENVIRONMENT
+    from slimserve.engine.command import FIXED
+    from slimserve.engine.variables import FIXED_ENVIRONMENT
 
     fixed = {row[2] for row in (*FIXED, *FIXED_ENVIRONMENT)}
     assert {policy.id for policy in POLICIES if policy.check is None} <= fixed
@@ -309,7 +310,8 @@ def test_the_exceptions_are_exceptions() -> None:
 
 
 def test_no_key_of_a_profile_reaches_what_the_command_fixes() -> None:
-    from slimserve.engine.command import FIXED, FIXED_ENVIRONMENT
+    from slimserve.engine.command import FIXED
+    from slimserve.engine.variables import FIXED_ENVIRONMENT
 
     keys = {field.name for field in fields_of(Engine)}
     assert not keys & {name for name, _, _ in FIXED}

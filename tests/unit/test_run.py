@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slimserve import preparing, run
-from slimserve.engine import command
+from slimserve.engine import command, variables
 from slimserve.errors import Refused, SlimserveError
 from slimserve.model import Geometry
 from slimserve.plan import describe
@@ -36,7 +36,7 @@ def session(tmp_path: Path) -> Session:
 
     folder = tmp_path / "registry"
     shutil.copytree(GOOD, folder)
-    registry = load_registry(folder, command.OWNED)
+    registry = load_registry(folder, variables.OWNED)
     geometry: Geometry = registry.models["tiny"].geometry
     files = {"model.safetensors": safetensors(32), "config.json": json.dumps(plain(geometry, nulls=False)).encode()}
     lines = [f"sha256:{hashlib.sha256(data).hexdigest()}  {len(data)}  {name}" for name, data in files.items()]
@@ -120,7 +120,7 @@ def test_caches_are_made_private(session: Session) -> None:  # B11
     told: list[str] = []
     preparing.prepare(session, session.plan(session.registry.default), lambda done, total, name: told.append(name))
     own = command.engine_cache(session.cache, "tiny-bf16-box")
-    assert sorted(path.name for path in own.iterdir()) == sorted(command.CACHES.values())
+    assert sorted(path.name for path in own.iterdir()) == sorted(variables.CACHES.values())
     assert all(path.stat().st_mode & 0o077 == 0 for path in own.iterdir())
     assert any("model.safetensors" in name for name in told)
 

@@ -12,7 +12,7 @@ import pytest
 
 from harness import slice as slices
 from slimserve import weights
-from slimserve.engine.command import OWNED
+from slimserve.engine.variables import OWNED
 from slimserve.errors import Refused
 from slimserve.model import Checkpoint, Model
 from slimserve.plan import WeightsOnDisk, describe, make_plan

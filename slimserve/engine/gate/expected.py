@@ -8,10 +8,6 @@ from typing import Any
 from slimserve.engine.gate.checks import ALL, CHECKS, Role
 from slimserve.plan import Plan
 
-GATE_VARIABLE = "SLIMSERVE_GATE"
-"""the plan's word, for the engine's processes"""
-WORDS_VARIABLE = "SLIMSERVE_GATE_WORDS"
-"""the folder of the words, for the engine's processes"""
 PLUGIN = "slimserve"
 """name of every entry point of ours, and the only one that the engine loads"""
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from slimserve.engine import import_hook, procfs
 from slimserve.engine.gate import verdict, words
 from slimserve.engine.gate.checks import Role
-from slimserve.engine.gate.expected import GATE_VARIABLE, WORDS_VARIABLE
+from slimserve.engine.variables import GATE_VARIABLE, WORDS_VARIABLE
 from slimserve.errors import Finding
 
 GATE_STATUS = 78
