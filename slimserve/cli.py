@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -35,6 +36,9 @@ FITS = {
     "port": ("serve", "chat"),
     "origin": ("serve",),
     "page_port": ("serve",),
+    "node": ("serve", "plan"),
+    "head": ("serve", "plan"),
+    "node_port": ("serve", "plan"),
     "on": ("plan", "list", "doctor"),
     "machine": ("plan", "list", "doctor"),
     "set": ("plan",),
@@ -78,6 +82,9 @@ def parser() -> argparse.ArgumentParser:
     place.add_argument(
         "--origin", action="append", metavar="URL", help="origin of web pages that may call (repeatable)"
     )
+    place.add_argument("--node", type=_rank, metavar="RANK", help="of a profile of several nodes: which one this is")
+    place.add_argument("--head", metavar="ADDRESS", help="of node 0, in the private network between the nodes")
+    place.add_argument("--node-port", type=_node_port, metavar="N", help="where node 0 waits for others (default 8010)")
     stand_in = place.add_mutually_exclusive_group()
     stand_in.add_argument("--on", metavar="PLATFORM", help="judge for a machine of that platform instead of this one")
     stand_in.add_argument(
@@ -158,8 +165,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.doctor:
         from slimserve import doctor
 
-        findings = doctor.findings(session.machine)
-        return _emit(args, doctor.to_json(session.machine, findings), lambda: doctor.render(session.machine, findings))
+        report = doctor.examine(session.machine, session.here, session.environment)
+        return _emit(args, report.to_json(), report.render)
     if args.list:
         return _list(args, session)
     if args.plan:
@@ -173,7 +180,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.fetch:
         return run.fetch(session, profile)
     if args.serve:
-        return run.serve(session, profile, args.host, args.port, args.origin, args.page_port)
+        node = (args.node, args.head, args.node_port)
+        return run.serve(session, profile, args.host, args.port, args.origin, args.page_port, node)
     return run.chat(session, profile, args.host, args.port, args.system, args.prompt)
 
 
@@ -201,6 +209,10 @@ def _check_usage(args: argparse.Namespace) -> None:
         if not is_loopback(args.host):
             why = "a chat talks to this machine, and starts an endpoint for itself where there is none"
             raise Refused(Finding(f"--host {args.host} is not loopback", why, "leave it out, or use --serve"))
+    if args.node:
+        from slimserve.nodes import seat
+
+        seat.usage({_flag(name): getattr(args, name) for name in ("host", "port", "page_port", "origin")})
     args.host = DEFAULT_HOST if args.host is None else args.host
     args.port = DEFAULT_PORT if args.port is None else args.port
     if args.page_port == args.port:
@@ -231,6 +243,18 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _node_port(text: str) -> int:
+    if _port(text) == 65535:
+        raise argparse.ArgumentTypeError("65535 has no port after it, which the engine's handshake takes")
+    return int(text)
+
+
+def _rank(text: str) -> int:
+    if not text.isdecimal() or len(text) > 4:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a node (0, 1, ...)")
+    return int(text)
+
+
 def _page_port(text: str) -> int:
     return 0 if text == "0" else _port(text)
 
@@ -252,8 +276,16 @@ def _plan(args: argparse.Namespace, session: Session, profile: Profile) -> int:
     # The folder of a run is named by its start; keys, origins and the listening socket come with a launch.
     control = control_path(paths.runs_folder(session.environment) / profile.id)
     admission = door.configure(plan, control=control)
-    built = command.build(plan, admission, cache=session.cache, user_environment=session.environment)
-    return _emit(args, show.plan_json(plan, built, changes), lambda: show.plan_text(plan, built, changes))
+    build = functools.partial(command.build, cache=session.cache, user_environment=session.environment)
+    if plan.subject.platform.nodes == 1 and (args.node, args.head, args.node_port) == (None, None, None):
+        built = build(plan, admission)
+        return _emit(args, show.plan_json(plan, built, changes), lambda: show.plan_text(plan, built, changes))
+    from slimserve.nodes import seat
+
+    seats = seat.planned(plan.subject, args.node, args.head, args.node_port)
+    first, *others = (build(plan, admission, seat=one) for one in seats)
+    nodes = dict(zip((one.rank for one in seats), (first, *others), strict=True))
+    return _emit(args, show.plan_json(plan, first, changes, nodes), lambda: show.plan_text(plan, first, changes, nodes))
 
 
 def _policies(args: argparse.Namespace) -> int:

@@ -102,7 +102,5 @@ class Platform:
     def __post_init__(self) -> None:
         if (self.kind == "cuda") != (self.gpus is not None):
             raise ValueError("kind cuda needs `gpus`, kind cpu has none")
-        if self.kind == "cpu" and self.nodes > 1:
-            raise ValueError("kind cpu has one node")
         if self.kind == "cuda" and self.needs.driver is None:
             raise ValueError("kind cuda needs needs.driver")

@@ -111,6 +111,11 @@ POLICIES: tuple[Policy, ...] = (
         exception="With API keys it listens where it is told to.",
     ),
     Policy(
+        "private-nodes",
+        "The nodes of one endpoint know one secret, and speak with each other over a private network.",
+        "The engine's own ports between nodes ask nobody who they are.",
+    ),
+    Policy(
         "one-api-server",
         "There is one API server process.",
         "Counts and caps are exact in one process and approximate in several.",

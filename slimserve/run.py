@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from slimserve import exposure, keys_command, paths, preparing
 from slimserve.admission.keys import API_KEY_VARIABLE
@@ -14,11 +16,20 @@ from slimserve.engine.control import Control
 from slimserve.engine.record import control_path
 from slimserve.engine.supervisor import Launch, Supervisor
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
-from slimserve.plan import disk
+from slimserve.plan import Plan, disk
 from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.session import Session
 from slimserve.telling import say
+
+if TYPE_CHECKING:
+    from slimserve.nodes.agreement import Claim
+    from slimserve.nodes.seat import Seat
+    from slimserve.nodes.worker import Worker
+
+Node = tuple[int | None, str | None, int | None]
+"""of several nodes: the rank of this one, the address of the first, and its port; each as typed, or None"""
+NO_NODE: Node = (None, None, None)
 
 
 def fetch(session: Session, profile: Profile) -> int:
@@ -41,17 +52,22 @@ def serve(
     port: int,
     origins: tuple[str, ...] | None = None,
     page_port: int | None = None,
+    node: Node = NO_NODE,
 ) -> int:
-    """Run the endpoint in the foreground until it is told to stop.
+    """Run the endpoint, or one node of it, in the foreground until it is told to stop.
 
     Args:
         origins: of the web pages that may call it.
         page_port: of the operator page; None: 8001, or another when that is taken; 0: no page.
+        node: which of several nodes this is.
 
     Returns:
         0 when it was stopped while ready, 1 otherwise.
     """
-    return launch(session, profile, host, port, origins or (), page_port).run()
+    seat = _seat(session.registry.subject(profile), node)
+    if seat is not None and not seat.is_head:
+        return _worker(session, profile, seat).run()
+    return launch(session, profile, host, port, origins or (), page_port, seat).run()
 
 
 def chat(session: Session, profile: Profile, host: str, port: int, system: str | None, prompt: str | None) -> int:
@@ -120,26 +136,67 @@ def launch(
     port: int,
     origins: tuple[str, ...] = (),
     page_port: int | None = 0,
+    seat: Seat | None = None,
 ) -> Supervisor:
     """Judge, and put the launch together; nothing is fetched or started yet.
 
     Args:
         page_port, origins: as `serve` takes them; no page when not given.
+        seat: of a node that owns the endpoint of several; None: there is one node.
 
     Raises:
         Refused: it must not run here.
     """
+    seat = seat or _seat(session.registry.subject(profile), NO_NODE)
     keys = exposure.keys(session.environment, host)
+    plan, built, planned = _judge(session, profile, host, port, keys, origins, seat)
+    nodes = None
+    if seat is not None:
+        from slimserve.nodes.head import Head
+
+        nodes = Head(seat, *_membership(session, plan, seat), say)
+    supervisor = Supervisor(planned, say, lambda tick: preparing.prepare(session, plan, tick), nodes)
+    if page_port != 0:
+        from slimserve.operator.source import Source
+        from slimserve.show import plan_json
+
+        source = Source(
+            url=supervisor.base_url,
+            reach=planned.reach,
+            log_path=supervisor.log_path,
+            receipts_folder=session.registry.folder / "receipts",
+            plan=plan_json(plan, replace(built, rows=(*built.rows, *command.reach_rows(planned.reach)))),
+            status=lambda: supervisor.board.status,
+            metrics=Control(planned.control).metrics,
+            doctor=lambda: _doctor(session),
+        )
+        supervisor.show(source, page_port)
+    return supervisor
+
+
+def _judge(
+    session: Session,
+    profile: Profile,
+    host: str,
+    port: int,
+    keys: exposure.Keys | None,
+    origins: tuple[str, ...],
+    seat: Seat | None,
+) -> tuple[Plan, command.Command, Launch]:
+    """The plan, the command and the launch of `profile` here.
+
+    Raises:
+        Refused: it must not run here.
+    """
     plan = session.plan(profile)
     _require_engine(plan.subject)
-    _refuse_nodes(plan.subject)
     _refuse_verification(profile)
     for note in plan.notes:
         say(note)
     run_folder = paths.runs_folder(session.environment) / f"{time.strftime('%Y%m%d-%H%M%S')}-{profile.id}-{os.getpid()}"
     control = control_path(run_folder)
     admission = door.configure(plan, control=control, keys=keys, origins=origins)
-    built = command.build(plan, admission, cache=session.cache, user_environment=session.environment)
+    built = command.build(plan, admission, cache=session.cache, user_environment=session.environment, seat=seat)
     for note in built.notes:
         say(note)
     deadlines = profile.serve
@@ -159,44 +216,44 @@ def launch(
         stop_seconds=deadlines.stop_seconds.value,
         profile_id=profile.id,
         processes=built.processes,
+        node=str(seat) if seat else "",
     )
-    supervisor = Supervisor(planned, say, lambda tick: preparing.prepare(session, plan, tick))
-    if page_port != 0:
-        from slimserve.operator.source import Source
-        from slimserve.show import plan_json
+    return plan, built, planned
 
-        source = Source(
-            url=supervisor.base_url,
-            reach=planned.reach,
-            log_path=supervisor.log_path,
-            receipts_folder=session.registry.folder / "receipts",
-            plan=plan_json(plan, replace(built, rows=(*built.rows, *command.reach_rows(planned.reach)))),
-            status=lambda: supervisor.board.status,
-            metrics=Control(control).metrics,
-            doctor=lambda: _doctor(session),
-        )
-        supervisor.show(source, page_port)
-    return supervisor
+
+def _worker(session: Session, profile: Profile, seat: Seat) -> Worker:
+    """A node without an endpoint, put together as `launch` does it."""
+    from slimserve.nodes.worker import Worker
+
+    plan, _, planned = _judge(session, profile, "", 0, None, (), seat)
+    claim, secret = _membership(session, plan, seat)
+    return Worker(seat, planned, claim, secret, say, functools.partial(preparing.prepare, session, plan))
+
+
+def _seat(subject: Subject, node: Node) -> Seat | None:
+    """The seat that the command line names; None for a profile of one node."""
+    if subject.platform.nodes == 1 and node == NO_NODE:
+        return None
+    from slimserve.nodes import seat
+
+    return seat.chosen(subject, *node)
+
+
+def _membership(session: Session, plan: Plan, seat: Seat) -> tuple[Claim, bytes]:
+    """What this node says of itself, and the secret by which it proves that it may."""
+    from slimserve.nodes import agreement, secret
+
+    return agreement.claim(plan.subject, session.manifest(plan.subject), seat), secret.load(session.environment)
 
 
 def _doctor(session: Session) -> list[Finding]:
     """What is wrong with the machine now."""
-    from slimserve import doctor
+    from slimserve.preflight import concerns
     from slimserve.probe import read_machine
+    from slimserve.probe.engines import read_engines
 
-    return list(doctor.findings(read_machine(session.cache, session.environment)))
-
-
-def _refuse_nodes(subject: Subject) -> None:
-    nodes = subject.platform.nodes
-    if nodes > 1:
-        raise Refused(
-            Finding(
-                f"{subject.profile.id} spans {nodes} nodes, and one command starts one",
-                "each node has to know its rank and where the first one is, which comes with --node RANK --head HOST",
-                "plan it with --plan; to serve, use a profile of one node",
-            )
-        )
+    machine = read_machine(session.cache, session.environment)
+    return list(concerns(replace(machine, engines=read_engines(paths.runs_folder(session.environment)))))
 
 
 def _refuse_verification(profile: Profile) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slimserve.machine import gib
@@ -44,8 +44,15 @@ def list_text(verdicts: Sequence[Verdict], source: str) -> str:
     return "\n".join(lines)
 
 
-def plan_text(plan: Plan, command: Command, changes: Sequence[Change] = ()) -> str:
-    """The launch, how it fills the machine, and the reason of every setting."""
+def plan_text(
+    plan: Plan, command: Command, changes: Sequence[Change] = (), nodes: Mapping[int, Command] | None = None
+) -> str:
+    """The launch, how it fills the machine, and the reason of every setting.
+
+    Args:
+        command: of the first node that is shown, or of the only one.
+        nodes: of a profile of several nodes: the command of each that is shown.
+    """
     subject = plan.subject
     profile, model, platform = subject.profile, subject.model, subject.platform
     checkpoint = model.checkpoints[profile.quant]
@@ -62,11 +69,7 @@ def plan_text(plan: Plan, command: Command, changes: Sequence[Change] = ()) -> s
         "",
         *room_lines(plan),
         "",
-        "command",
-        *_command_lines(command.argv),
-        "",
-        "environment that slimserve sets (of yours only PATH, HOME, language and the like are passed on)",
-        *(f"  {name}={shlex.quote(value)}" for name, value in sorted(command.shown_env().items())),
+        *_launch_lines(command, nodes),
         "",
         "settings",
     ]
@@ -93,10 +96,19 @@ def plan_text(plan: Plan, command: Command, changes: Sequence[Change] = ()) -> s
     return "\n".join(lines)
 
 
-def plan_json(plan: Plan, command: Command, changes: Sequence[Change] = ()) -> dict[str, Any]:
-    """The launch, how it fills the machine, and the reason of every setting as a JSON object."""
+def plan_json(
+    plan: Plan, command: Command, changes: Sequence[Change] = (), nodes: Mapping[int, Command] | None = None
+) -> dict[str, Any]:
+    """The same as a JSON object."""
     profile = plan.subject.profile
+    several = {
+        "nodes": [
+            {"node": rank, "argv": list(one.argv), "environment": one.shown_env(), "processes": list(one.processes)}
+            for rank, one in (nodes or {}).items()
+        ]
+    }
     return {
+        **(several if nodes else {}),
         "profile": profile.id,
         "title": profile.title,
         "status": profile.status,
@@ -127,6 +139,23 @@ def plan_json(plan: Plan, command: Command, changes: Sequence[Change] = ()) -> d
         "not_carried": [{"what": item.what, "why": item.why} for item in profile.not_carried],
         "notes": [*plan.notes, *command.notes],
     }
+
+
+def _launch_lines(command: Command, nodes: Mapping[int, Command] | None) -> Iterator[str]:
+    """Command and environment; of several nodes the environment once, with what is each one's own below."""
+    titled = {f"command of node {rank}": one for rank, one in (nodes or {}).items()} or {"command": command}
+    for title, one in titled.items():
+        yield title
+        yield from _command_lines(one.argv)
+        yield ""
+    shared = set(command.shown_env().items())
+    for one in (nodes or {}).values():
+        shared &= set(one.shown_env().items())
+    yield "environment that slimserve sets (of yours only PATH, HOME, language and the like are passed on)"
+    yield from (f"  {name}={shlex.quote(value)}" for name, value in sorted(shared))
+    for rank, one in (nodes or {}).items():
+        own = sorted(set(one.shown_env().items()) - shared)
+        yield from (f"  {name}={shlex.quote(value)}  (node {rank})" for name, value in own)
 
 
 def _weights(plan: Plan) -> str:

@@ -36,13 +36,13 @@ def render(data: Mapping[str, Any], now: float) -> str:
 
 
 def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
-    own = {name: getattr(endpoint, name) for name in ("profile", "pid", "port", "url", "page", "log")}
+    own = {name: getattr(endpoint, name) for name in ("profile", "pid", "port", "url", "page", "log", "node")}
     return {**own, **endpoint.reach.to_json(), **plain(endpoint.status), "door": _door(endpoint)}
 
 
 def _door(endpoint: Endpoint) -> dict[str, Any] | None:
     """What the door says of itself; None while no engine serves, or none that answers."""
-    if endpoint.status.state not in (State.READY, State.DRAINING):
+    if endpoint.port == 0 or endpoint.status.state not in (State.READY, State.DRAINING):
         return None
     try:
         return dict(plain(Control(Path(endpoint.control)).door(DOOR_SECONDS)))
@@ -63,7 +63,7 @@ def _lines(endpoint: Mapping[str, Any], now: float) -> list[str]:
     door = endpoint["door"]
     if door is not None:
         lines.append(f"    {door['in_flight']} of {door['cap']} in flight, {door['waiting']} waiting")
-    elif endpoint["state"] in (State.READY, State.DRAINING):
+    elif endpoint["port"] and endpoint["state"] in (State.READY, State.DRAINING):
         lines.append(f"    the engine has not answered within {DOOR_SECONDS:g} s")
     if endpoint["restarts"]:
         lines.append(f"    restarted {_times(endpoint['restarts'])}")
@@ -72,10 +72,15 @@ def _lines(endpoint: Mapping[str, Any], now: float) -> list[str]:
         lines.append(f"    {crash['why']}")
         if endpoint["state"] != State.READY:  # later they are in the log, and in the JSON
             lines += [f"    | {words}" for words in crash["last_words"]]
+    if endpoint["node"]:
+        lines.append(f"    {endpoint['node']}")
     keys = "asks for a key" if endpoint["asks_for_key"] else "asks for no key"
     pages = ", ".join(endpoint["origins"]) or "none"
-    lines.append(f"    listens on {endpoint['listens']}, {keys}; web pages that may call: {pages}")
-    lines.append(f"    {endpoint['url']}   page {endpoint['page'] or 'off'}   process {endpoint['pid']}")
+    if endpoint["port"]:
+        lines.append(f"    listens on {endpoint['listens']}, {keys}; web pages that may call: {pages}")
+        lines.append(f"    {endpoint['url']}   page {endpoint['page'] or 'off'}   process {endpoint['pid']}")
+    else:
+        lines.append(f"    no endpoint of its own   process {endpoint['pid']}")
     lines.append(f"    log {endpoint['log']}")
     return ["".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line) for line in lines]
 

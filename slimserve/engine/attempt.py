@@ -41,7 +41,7 @@ class Launch:
         env: the engine's environment; each start adds the supervisor's pid and build, the engine's tag and the door.
         admission: what the door is told; each start adds the listening socket.
         control: the engine's unix socket.
-        host, port: the public address.
+        host, port: the public address; empty and 0 for a node that has none.
         model_name: the name in the request that proves readiness.
         run_folder: of this run alone: log, start record, status. Its parent holds the runs.
         load_seconds: deadline from the start until `/health` answers (`serve.load_seconds`).
@@ -52,6 +52,7 @@ class Launch:
             that, when nobody has a request in it, it gets 2 s at most.
         profile_id: the profile, for the start record.
         processes: those of the engine that have to pass the gate; none for an engine that is not ours.
+        node: which node of several this is, in words; empty: it is the only one.
     """
 
     argv: tuple[str, ...]
@@ -69,6 +70,7 @@ class Launch:
     stop_seconds: float
     profile_id: str
     processes: Sequence[str] = ()
+    node: str = ""
 
     @property
     def url(self) -> str:
@@ -86,11 +88,12 @@ class Attempt:
 
     Args:
         launch: what to start.
-        listening: the endpoint's socket, which the engine inherits.
+        listening: the endpoint's socket, which the engine inherits; None: it has no endpoint.
         folder: of the run.
         board: told of the states on the way to ready.
         report: called with one line for each thing worth telling.
         signals: those that end a wait; None: Python's own KeyboardInterrupt does.
+        peers: other nodes, whose word ends a wait too.
 
     Raises:
         Refused: the command cannot be run, or the run folder not be written; nothing was started.
@@ -99,14 +102,15 @@ class Attempt:
     def __init__(
         self,
         launch: Launch,
-        listening: socket.socket,
+        listening: socket.socket | None,
         folder: RunFolder,
         board: Board,
         report: Callable[[str], None],
         signals: stop_signals.Counter | None,
+        peers: waiting.Peers | None = None,
     ) -> None:
         self._launch, self._folder, self._board, self._report = launch, folder, board, report
-        self._signals = signals
+        self._signals, self._peers = signals, peers
         self.control = Control(launch.control)
         self._ready = False
         self._gone = False
@@ -114,16 +118,19 @@ class Attempt:
         folder.prepare()  # anew, since a tidy hand may have removed it while the engine before ran
         folder.clear()
         tag = secrets.token_hex(16)
-        door = replace(launch.admission, control=str(launch.control), listen_fd=listening.fileno())
         self._gate = Words(folder.path, launch.processes, tag)
-        ours = {ADMISSION_VARIABLE: door.to_text(), PARENT: str(os.getpid()), SUPERVISOR: BUILD, procfs.TAG: tag}
-        env = {**launch.env, **ours}
+        env = {**launch.env, PARENT: str(os.getpid()), SUPERVISOR: BUILD, procfs.TAG: tag}
+        inherited: tuple[int, ...] = ()
+        if listening is not None:
+            inherited = (listening.fileno(),)
+            door = replace(launch.admission, control=str(launch.control), listen_fd=listening.fileno())
+            env[ADMISSION_VARIABLE] = door.to_text()
         if launch.processes:
             env[WORDS_VARIABLE] = str(self._gate.folder)
         self._started = time.monotonic()
         try:
             self._gate.prepare()
-            self._process = EngineProcess(launch.argv, env, folder.log_path, (listening.fileno(),))
+            self._process = EngineProcess(launch.argv, env, folder.log_path, inherited)
         except OSError as error:
             raise Refused(
                 Finding(
@@ -138,8 +145,11 @@ class Attempt:
             self.stop()
             raise
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, others: Callable[[threading.Event], bool] | None = None) -> None:
         """Wait until the engine has answered with a token.
+
+        Args:
+            others: waits until other nodes' parts have passed the gate too; None: there are none.
 
         Raises:
             Refused: it is not what was planned, or nobody looked whether it is. It is not stopped yet.
@@ -158,6 +168,8 @@ class Attempt:
         if launch.processes:
             digest = self._gate.close()
             self._report(f"gate: {len(launch.processes)} processes are as planned, configuration {digest[:12]}")
+        if others is not None:
+            self._await(others)
         self._board.move(State.WARMING, "the first token is computed", deadline_seconds=launch.warmup_seconds)
         self._report(f"warming after {self.seconds:.1f} s (at most {launch.warmup_seconds:g} s)")
         question = partial(waiting.until_token, self.control, launch.model_name, launch.warmup_seconds)
@@ -177,6 +189,15 @@ class Attempt:
             )
         self._ready = True
         self._process.watch_workers()
+
+    def _await(self, others: Callable[[threading.Event], bool]) -> None:
+        left = max(0.0, self._launch.load_seconds - self.seconds)
+        if not self._ask(others, left):
+            self._fail(
+                f"not every node's gate had spoken within {self._launch.load_seconds:g} s",
+                "what nobody has looked at may have resolved anything",
+                "see what the other nodes say, and their logs",
+            )
 
     def watch(self) -> NoReturn:
         """Stay by the engine for as long as it works.
@@ -255,7 +276,7 @@ class Attempt:
     def _ask(self, call: Callable[[threading.Event], T], seconds: float | None) -> T | None:
         """What `call` returns; None when that takes longer than `seconds`."""
         with waiting.Question(call) as question:
-            if waiting.wait(question, self._process, self._signals, seconds) == "died":
+            if waiting.wait(question, self._process, self._signals, seconds, self._peers) == "died":
                 self.check()
             return question.result
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slimserve.admission.config import STATE_PATH, Config
 from slimserve.admission.keys import API_KEY_VARIABLE
@@ -19,6 +19,9 @@ from slimserve.exposure import Reach
 from slimserve.plan import Plan
 from slimserve.policies import BY_ID
 from slimserve.shapes import plain
+
+if TYPE_CHECKING:
+    from slimserve.nodes.seat import Seat
 
 ENGINE_VERSION = "0.32.0"
 ENTRY = "slimserve.engine.entry"
@@ -34,6 +37,8 @@ FIXED: tuple[tuple[str, Any, str], ...] = (
     ("fail_on_environ_validation", True, "nothing-unread"),
     ("structured_outputs_config", {"backend": "xgrammar"}, "one-grammar-backend"),
 )
+# Settings of the one API server, which is on node 0.
+OF_THE_API_SERVER = frozenset({"api_server_count"})
 # The engine gets these of the user's variables and no others: whatever else configures it is the profile's to say.
 PASSED = frozenset(
     "PATH HOME USER LOGNAME LANG LANGUAGE LC_ALL LC_CTYPE TZ TERM SHELL LD_LIBRARY_PATH CUDA_HOME".split()
@@ -69,7 +74,7 @@ class Command:
     Args:
         argv: the whole command line, without secrets.
         env: the whole environment, but for what each start adds.
-        admission: what the door is told.
+        admission: what the door is told; None: this node has none.
         rows: every setting with its reason.
         notes: what became of the user's own variables.
         processes: those that have to pass the gate.
@@ -77,7 +82,7 @@ class Command:
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    admission: Config
+    admission: Config | None
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
     processes: tuple[str, ...]
@@ -88,10 +93,14 @@ class Command:
         Passed variables, hashes of keys and the gate's copy of the plan are left out.
         """
         ours = {name: value for name, value in self.env.items() if name not in PASSED and name != GATE_VARIABLE}
-        return {**ours, ADMISSION_VARIABLE: replace(self.admission, key_hashes={}).to_text()}
+        if self.admission is not None:
+            ours[ADMISSION_VARIABLE] = replace(self.admission, key_hashes={}).to_text()
+        return ours
 
 
-def build(plan: Plan, admission: Config, *, cache: Path, user_environment: Mapping[str, str]) -> Command:
+def build(
+    plan: Plan, admission: Config, *, cache: Path, user_environment: Mapping[str, str], seat: Seat | None = None
+) -> Command:
     """Turn a plan into the engine's command.
 
     Args:
@@ -99,17 +108,23 @@ def build(plan: Plan, admission: Config, *, cache: Path, user_environment: Mappi
         admission: what the door is told; the engine listens at its `control`, and nowhere else.
         cache: slimserve's cache folder; the engine's own caches get a private place in it.
         user_environment: variables of the caller, of which a few are passed on.
+        seat: which node of several it is for; None: it is the only one.
     """
     profile = plan.subject.profile
-    rows = (*_rows(plan), *_door_rows(admission))
+    has_door = seat is None or seat.is_head
+    rows = [*_rows(plan), *(_door_rows(admission) if has_door else ()), *(_seat_rows(seat) if seat else ())]
+    if not has_door:
+        rows = [row for row in rows if row.key not in OF_THE_API_SERVER]
+    rows = list({row.key: row for row in rows}.values())  # what a node says of its address takes loopback's place
     # -P: a folder named like one of the engine's modules, where somebody happens to stand, must not replace it.
     argv = [sys.executable, "-P", "-m", ENTRY, "--model", str(plan.weights.folder)]
     argv += ["--served-model-name", profile.id, *profile.aliases]
     argv += [part for row in rows for part in row.argv]
-    ours = _environment(plan, cache)
+    ours = _environment(plan, cache, seat)
     passed = {name: value for name, value in user_environment.items() if name in PASSED}
     notes = tuple(_dropped(user_environment, ours))
-    return Command(tuple(argv), {**passed, **ours}, admission, rows, notes, expected.processes(plan))
+    processes = expected.processes(plan, seat.rank if seat else 0)
+    return Command(tuple(argv), {**passed, **ours}, admission if has_door else None, tuple(rows), notes, processes)
 
 
 def drafter_folder(plan: Plan) -> Path:
@@ -160,6 +175,27 @@ def _door_rows(admission: Config) -> Iterator[Row]:
     yield Row(name, asked, flags(name, asked), why, "derived: 86,400 lines a day")
 
 
+def _seat_rows(seat: Seat) -> Iterator[Row]:
+    """What tells the engine which node it is on, and where the others find it."""
+    policy = BY_ID["private-nodes"]
+    where = (("data_parallel_address", seat.head), ("data_parallel_rpc_port", seat.engine_port))
+    for name, value in where:
+        yield Row(name, value, flags(name, value), policy.reason, f"policy: {policy.id}")
+    why = f"this node computes the replicas that follow from its number among {seat.count}"
+    yield Row("node_rank", seat.rank, flags("node_rank", seat.rank), why, "derived: --node")
+    if not seat.is_head:
+        why = "the endpoint, and with it the only API server, is on node 0"
+        yield Row("headless", True, flags("headless", True), why, "derived: --node")
+    for name, value in _seat_environment(seat).items():
+        yield Row(f"environment.{name}", value, (), policy.reason, f"policy: {policy.id}")
+
+
+def _seat_environment(seat: Seat) -> dict[str, str]:
+    """Where the engine's ports and collectives between the nodes are bound: without a name they guess an interface."""
+    names = {"GLOO_SOCKET_IFNAME": seat.interface, "NCCL_SOCKET_IFNAME": f"={seat.interface}"}
+    return {"VLLM_HOST_IP": seat.address, **names}
+
+
 def reach_rows(reach: Reach) -> tuple[Row, ...]:
     """What a launch says of its door, beside what the profile says: the engine's own `allowed_origins` is another."""
     policy = BY_ID["loopback"]
@@ -172,7 +208,7 @@ def engine_cache(cache: Path, profile_id: str) -> Path:
     return cache / "engine" / f"vllm-{ENGINE_VERSION}" / profile_id
 
 
-def _environment(plan: Plan, cache: Path) -> dict[str, str]:
+def _environment(plan: Plan, cache: Path, seat: Seat | None) -> dict[str, str]:
     profile = plan.subject.profile
     own = engine_cache(cache, profile.id)
     result = {
@@ -187,6 +223,7 @@ def _environment(plan: Plan, cache: Path) -> dict[str, str]:
     result.update({name: str(own / folder) for name, folder in CACHES.items()})
     result.update({name: value for name, value, _ in FIXED_ENVIRONMENT})
     result.update({name: setting.value for name, setting in profile.environment.items()})
+    result.update(_seat_environment(seat) if seat else {})
     return result
 
 

@@ -23,26 +23,28 @@ class Endpoint:
     Args:
         profile: what it serves.
         pid, start_ticks, boot: the supervisor, named for good.
-        port: the public TCP port.
+        port: the public TCP port; 0: a node that has none.
         url: where clients of this machine reach it.
         reach: where it listens, and for whom.
         page: the operator page; None: there is none.
         control: the engine's unix socket.
         log: the engine's log.
         status: where it stands.
+        node: which node of several it is, in words; empty: it is the only one.
     """
 
     profile: str
     pid: Pid
     start_ticks: Ticks
     boot: str
-    port: Annotated[int, Between(1, 65535)]
+    port: Annotated[int, Between(0, 65535)]
     url: str
     reach: Reach
     page: str | None
     control: str
     log: str
     status: Status
+    node: str = ""
 
     @property
     def is_alive(self) -> bool:

@@ -107,7 +107,7 @@ def arm() -> None:
 
 
 def main() -> None:
-    """Run the engine's API server with this process's arguments; returns when it has been stopped."""
+    """Run the engine with this process's arguments; returns when it has been stopped."""
     if os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") != "spawn":
         # A forked worker does not run this module again, and would not be tied to its parent.
         sys.exit(
@@ -121,9 +121,28 @@ def main() -> None:
             "  why: the two speak with each other, and only those of one version understand each other for certain\n"
             "  do:  stop the endpoint and start it again; run the slimserve that is installed beside the engine"
         )
+    if "--headless" in sys.argv:
+        _serve_headless()
+        return
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
     serve()
+
+
+def _serve_headless() -> None:
+    """Run this node's part of an engine whose API server is on another node, as the engine's own `serve` does."""
+    from vllm.entrypoints.cli.serve import run_headless
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.logger import configure_logging_from_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    cli_env_setup()
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args()
+    configure_logging_from_args(args)
+    validate_parsed_serve_args(args)
+    args.api_server_count = 0
+    run_headless(args)
 
 
 def permit_amx() -> bool:

@@ -23,13 +23,15 @@ class Cancelled(BaseException):
     """Raised out of the tick when nobody waits any more; no handler of a fetch's own errors should take it."""
 
 
-def fetch(prepare: Callable[[Tick], None], board: Board, signals: Counter | None) -> None:
+def fetch(
+    prepare: Callable[[Tick], None], board: Board, signals: Counter | None, peers: waiting.Peers | None = None
+) -> None:
     """Call `prepare` and wait for its end; the board says how far it has come.
 
     Raises:
         Failed: nothing has moved for too long.
         Stopped: a signal came.
-        BaseException: whatever `prepare` raised.
+        BaseException: whatever `prepare` raised, or the look at the peers.
     """
     board.move(State.FETCHING, "the weights are checked", deadline_seconds=FETCH_SECONDS)
     moved = told = time.monotonic()
@@ -48,7 +50,7 @@ def fetch(prepare: Callable[[Tick], None], board: Board, signals: Counter | None
         prepare(tick)
 
     with waiting.Question(call, LEAVE_SECONDS) as question:
-        while waiting.wait(question, None, signals, TOLD_SECONDS) != "answered":
+        while waiting.wait(question, None, signals, TOLD_SECONDS, peers) != "answered":
             if time.monotonic() - moved > FETCH_SECONDS:
                 raise Failed(
                     Finding(

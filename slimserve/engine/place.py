@@ -81,6 +81,7 @@ class Place:
             control=str(launch.control),
             log=str(self._folder.log_path),
             status=status,
+            node=launch.node,
         )
         try:
             endpoints.write(self._folder.path, endpoint)

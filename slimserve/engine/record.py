@@ -38,7 +38,7 @@ class StartRecord:
 
     Args:
         profile_id: the profile that was started.
-        port: its TCP port.
+        port: its TCP port; 0: it has none.
         pid: the leader, which is also the id of its session.
         start_ticks: when the leader started, in clock ticks since the boot; with `pid` it names one process for good.
         tag: value of SLIMSERVE_ENGINE_TAG in the engine's processes.
@@ -49,7 +49,7 @@ class StartRecord:
     """
 
     profile_id: str
-    port: Annotated[int, Between(1, 65535)]
+    port: Annotated[int, Between(0, 65535)]
     pid: Pid
     start_ticks: Ticks
     tag: Annotated[str, Matching("[!-~]+", "printable ASCII without a space")]

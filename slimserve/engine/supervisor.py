@@ -15,7 +15,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from slimserve.engine import descriptors, stop_signals, waiting
 from slimserve.engine.attempt import Attempt, Launch
@@ -27,6 +27,9 @@ from slimserve.engine.stop_signals import Stopped
 from slimserve.errors import Failed, Finding, SlimserveError
 from slimserve.operator.source import Source
 from slimserve.weights.meter import Tick
+
+if TYPE_CHECKING:
+    from slimserve.nodes.head import Head
 
 # Waits before the starts that follow the first and the second crash in a row; the one after ends in `failed`.
 BACKOFF_SECONDS = (0.0, 1.0)
@@ -48,6 +51,7 @@ class Supervisor:
         launch: what to start.
         report: called with one line for each thing worth telling.
         prepare: makes the weights complete; called in a thread beside, with what it tells its progress.
+        nodes: the other nodes of the endpoint; None: there are none.
     """
 
     def __init__(
@@ -55,7 +59,9 @@ class Supervisor:
         launch: Launch,
         report: Callable[[str], None],
         prepare: Callable[[Tick], None] | None = None,
+        nodes: Head | None = None,
     ) -> None:
+        self._nodes = nodes
         self._launch, self._report, self._prepare = launch, report, prepare
         self._folder = RunFolder(launch.run_folder, launch.control)
         seconds = {State.LOADING: launch.load_seconds, State.WARMING: launch.warmup_seconds}
@@ -110,7 +116,14 @@ class Supervisor:
             try:
                 self._serve(*self._begin())
             except Stopped:
-                return self._end_as_told(self._signals)
+                status = self._end_as_told(self._signals)
+                if self._nodes is not None:
+                    self._nodes.leave(None, status)
+                return status
+            except SlimserveError as error:
+                if self._nodes is not None:
+                    self._nodes.leave(error, error.exit_code)
+                raise
             finally:
                 self._close()
 
@@ -134,8 +147,11 @@ class Supervisor:
         self._place = place = Place(self._launch, self._folder, self.board, self._page, self._report)
         self.board.move(State.STARTING, "the port is taken")
         self._report(f"log {self.log_path}")
+        if self._nodes is not None:
+            self._nodes.open()
+            self._nodes.gather(self._signals, self.board.amend)
         if self._prepare is not None:
-            fetch(self._prepare, self.board, self._signals)
+            fetch(self._prepare, self.board, self._signals, self._nodes)
         return place, self._start(place)
 
     def _start(self, place: Place) -> Attempt:
@@ -147,10 +163,14 @@ class Supervisor:
         """
         if self._signals is not None and self._signals.pending:
             raise Stopped
+        if self._nodes is not None:
+            self._nodes.gather(self._signals, self.board.amend)
+            self._nodes.idle(self._signals, self.board.amend)
+            self._nodes.start()
         with stop_signals.deferred():
-            args = (self._launch, place.listening, self._folder, self.board, self._report, self._signals)
+            args = (self._launch, place.listening, self._folder, self.board, self._report, self._signals, self._nodes)
             self._attempt = attempt = Attempt(*args)
-        attempt.wait_ready()
+        attempt.wait_ready(None if self._nodes is None else self._nodes.passed)
         # From here to the engine's first `accept` clients wait in the kernel, for a moment.
         place.front.pause()
         try:
@@ -166,6 +186,8 @@ class Supervisor:
             ) from error
         self.board.move(State.READY, f"ready after {attempt.seconds:.1f} s")
         self._report(f"ready {self.base_url} after {attempt.seconds:.1f} s")
+        if self._nodes is not None:
+            self._nodes.ready()
         return attempt
 
     def _serve(self, place: Place, attempt: Attempt) -> NoReturn:
@@ -205,6 +227,8 @@ class Supervisor:
         words = self._attempt.last_words if self._attempt is not None else ()
         end = Crash(time.time(), first.what, first.why.partition("\n")[0], words, str(self.log_path))
         backoff = BACKOFF_SECONDS[crashes - 1] if crashes <= len(BACKOFF_SECONDS) else None
+        if self._nodes is not None:
+            self._nodes.halt(reason)
         if self._attempt is not None:
             self._attempt.kill_leader()
         self.board.move(State.RESTARTING, reason, deadline_seconds=backoff, crash=end)
@@ -218,14 +242,14 @@ class Supervisor:
         if backoff is None:
             self._hold(reason, Failed(*crash.findings))
         self._report(f"restarting in {backoff:g} s")
-        waiting.wait(None, None, self._signals, backoff)
+        waiting.wait(None, None, self._signals, backoff, self._nodes)
 
     def _hold(self, reason: str, failed: Failed) -> NoReturn:
         """Stay for a while to say why the endpoint failed, then fail."""
         self.board.move(State.FAILED, reason, deadline_seconds=HOLD_SECONDS)
         self._report(f"failed; the reason is answered for {HOLD_SECONDS:g} s more, or until a signal")
         with contextlib.suppress(Stopped):
-            waiting.wait(None, None, self._signals, HOLD_SECONDS)
+            waiting.wait(None, None, self._signals, HOLD_SECONDS, self._nodes)
         raise failed
 
     def _end_as_told(self, signals: stop_signals.Counter) -> int:
@@ -258,6 +282,8 @@ class Supervisor:
         try:
             self._stop()
         finally:
+            if self._nodes is not None:
+                self._nodes.close()
             self.board.move(State.STOPPED, "told to stop")
             place, self._place = self._place, None
             if place is not None:

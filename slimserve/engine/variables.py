@@ -40,5 +40,7 @@ OWNED = frozenset(
         "VLLM_WORKER_MULTIPROC_METHOD",
         "CUDA_VISIBLE_DEVICES",
         "PYTHONUNBUFFERED",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
     }
 )

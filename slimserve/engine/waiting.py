@@ -7,10 +7,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from slimserve.engine.control import Control, Line, is_our_own
-from slimserve.engine.descriptors import wait_readable
+from slimserve.engine.descriptors import Handle, wait_readable
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.stop_signals import Counter, Stopped
 
@@ -20,6 +20,13 @@ WATCH_SECONDS = 1.0
 LEAST_SECONDS = 5.0
 
 T = TypeVar("T")
+
+
+class Peers(Handle, Protocol):
+    """The other nodes of an endpoint; `fileno()` is readable while `check` has something to say."""
+
+    def check(self) -> None:
+        """Raise what ends the wait, if there is something."""
 
 
 def until_healthy(control: Control, look: Callable[[], None], cancelled: threading.Event) -> bool:
@@ -165,19 +172,27 @@ class Question(Generic[T]):
 
 
 def wait(
-    question: Question[Any] | None, process: EngineProcess | None, signals: Counter | None, seconds: float | None
+    question: Question[Any] | None,
+    process: EngineProcess | None,
+    signals: Counter | None,
+    seconds: float | None,
+    peers: Peers | None = None,
 ) -> Literal["answered", "died", "late"]:
-    """Wait for the first of: a signal, the engine's death, the answer, the deadline. What is None never comes.
+    """Wait for the first of: a signal, word of other nodes, the engine's death, the answer, the deadline.
+
+    What is None never comes.
 
     Raises:
         Stopped: a signal came.
-        BaseException: whatever the question's call raised.
+        BaseException: whatever the question's call raised, or the look at the peers.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
-    handles = [handle for handle in (process, question, signals) if handle is not None]
+    handles = [handle for handle in (process, question, signals, peers) if handle is not None]
     while True:
         if signals is not None and signals.pending:
             raise Stopped
+        if peers is not None:
+            peers.check()
         if process is not None and process.status() is not None:
             return "died"
         if question is not None and question.is_over():

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from plan_support import REGISTRY, WEIGHTS, machine_of, rank, setting, subject_of, with_engine
 
-from slimserve import run
 from slimserve.errors import Refused
 from slimserve.geometry import Layout, caches, dspark, weights
 from slimserve.plan import make_plan
@@ -161,12 +160,3 @@ def test_the_cap_counts_the_slots_of_all_replicas() -> None:
     (problem,) = broken(REGISTRY.subject(low))
     assert "less than engine.max_num_seqs = 128, of 4 replicas together" in problem.what
     assert not list(broken(REGISTRY.subject(with_engine(profile))))
-
-
-def test_starting_several_nodes_is_refused_readably() -> None:
-    with pytest.raises(Refused) as caught:
-        run._refuse_nodes(subject_of(NODES2))
-    (finding,) = caught.value.findings
-    assert "spans 2 nodes" in finding.what
-    assert "--node RANK --head HOST" in finding.why
-    run._refuse_nodes(subject_of(NODE))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from slimserve.engine.gate.checks import ALL, CHECKS, Role
@@ -18,16 +18,18 @@ def planned(plan: Plan) -> dict[str, Any]:
     return {name: value for name, value in values if value is not None}
 
 
-def processes(plan: Plan) -> tuple[str, ...]:
-    """The processes of the engine of `plan`: each of them has to give its word."""
-    engine = plan.subject.profile.engine
+def processes(plan: Plan, node: int = 0) -> tuple[str, ...]:
+    """The processes of the engine of `plan` on one of its nodes: each of them has to give its word."""
+    engine, nodes = plan.subject.profile.engine, plan.subject.platform.nodes
     replicas = engine.data_parallel_size.value if engine.data_parallel_size else 1
-    return tuple(_processes(replicas, engine.tensor_parallel_size.value))
+    here = range(node * (replicas // nodes), (node + 1) * (replicas // nodes))
+    return tuple(_processes(here, engine.tensor_parallel_size.value, with_api=node == 0))
 
 
-def _processes(replicas: int, ranks: int) -> Iterator[str]:
-    yield "api"
-    for replica in range(replicas):
+def _processes(replicas: Iterable[int], ranks: int, *, with_api: bool) -> Iterator[str]:
+    if with_api:
+        yield "api"
+    for replica in replicas:
         yield f"core-{replica}"
         for rank in range(ranks):
             yield f"rank-{replica}-{rank}"
