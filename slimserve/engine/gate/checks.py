@@ -285,6 +285,8 @@ CHECKS: tuple[Check, ...] = (
         "pages that were padded otherwise than planned make every block dearer",
         measured=True,
     ),
+    # Recorded: some kernels keep their weights in a form of their own, padded or repacked.
+    Check("weight_bytes", RANK, lambda plan: None, "what weights take, the cache does not get", measured=True),
     Check(
         "hybrid_cache_manager",
         ALL,

@@ -69,6 +69,7 @@ def rank(wrapper: Any) -> Observed:
             **_config(config),
             **_cache(laid),
             "block_bytes": lambda: _allocated_bytes(runner) // laid.num_blocks,
+            "weight_bytes": lambda: _weight_bytes(runner),
             "cudagraph_mode": lambda: _graph_mode(runner, config),
             "model_runner": lambda: _runner(runner),
             "kv_connector": _worker_connector,
@@ -202,6 +203,17 @@ def _allocated_bytes(runner: Any) -> int:
     tensors: list[Any] = []
     for cache in runner.kv_caches:
         tensors += cache if isinstance(cache, list | tuple) else [cache]
+    return _storage_bytes(tensors)
+
+
+def _weight_bytes(runner: Any) -> int:
+    """Bytes of the weights on the rank's own device, the drafter's among them, each counted once."""
+    models = [runner.model, getattr(getattr(runner, "speculator", None), "model", None)]
+    weights = [weight for model in models if model is not None for weight in model.parameters()]
+    return _storage_bytes([weight for weight in weights if weight.device.type == runner.device.type])
+
+
+def _storage_bytes(tensors: list[Any]) -> int:
     return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
 
 
