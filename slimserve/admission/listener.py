@@ -9,17 +9,16 @@ import os
 import resource
 import socket
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 
 from slimserve.accepting import AT_ONCE, Acceptor
-from slimserve.admission.asgi import Scope
 from slimserve.admission.metrics import shared
 from slimserve.admission.protocol import KEEP_ALIVE_SECONDS, Protocol
 from slimserve.admission.rejection import Rejected
 from slimserve.admission.replies import raw_answer
+from slimserve.admission.slots import JudgeHead
 
 MOST_CONNECTIONS = 4096
 # Descriptors that connections leave to the engine and to the supervisor's questions; one turn of the loop may take
@@ -39,7 +38,7 @@ class Listener:
         app: the ASGI application.
         fd: the listening socket; it is borrowed, and stays open.
         most: connections at once, as far as there are descriptors for them.
-        turn_away: gives the refusal of a request that is refused by its head alone, if it is.
+        judge_head: what a request's head alone decides.
     """
 
     def __init__(
@@ -47,10 +46,10 @@ class Listener:
         app: Any,
         fd: int,
         most: int = MOST_CONNECTIONS,
-        turn_away: Callable[[Scope], Rejected | None] = lambda scope: None,
+        judge_head: JudgeHead = lambda method, path, headers: None,
     ) -> None:
         self._fd, self._at_most = fd, most
-        self._turn_away = turn_away
+        self._judge_head = judge_head
         # The protocol is ours for TCP alone: nothing a client says changes who it seems to be (proxy_headers), and
         # `scope["server"]` is the socket's own name, a pair of address and port, so never the control socket's path.
         self._config = uvicorn.Config(
@@ -127,7 +126,7 @@ class Listener:
 
         def protocol() -> Protocol:
             state = self._server.server_state
-            return Protocol(self._idle, self._turn_away, config=self._config, server_state=state, app_state={})
+            return Protocol(self._idle, self._judge_head, config=self._config, server_state=state, app_state={})
 
         try:
             await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)

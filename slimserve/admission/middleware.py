@@ -27,7 +27,7 @@ from slimserve.admission.rejection import Rejected
 from slimserve.admission.replies import answer, error_body
 from slimserve.admission.requests import judge
 from slimserve.admission.routes import Access, Dialect, find
-from slimserve.admission.slots import Slot, Slots
+from slimserve.admission.slots import SLOT, Slot, Slots
 
 DRAIN_RETRY_SECONDS = 5
 # Requests that only count or convert tokens, at once: they share the threads in which prompts become tokens.
@@ -122,7 +122,7 @@ class Admission:
         if state is not None:
             ENGINE.has_work = state.engine_client.output_processor.has_unfinished_requests
         if self.config.listen_fd is not None:
-            self._listener = Listener(scope.get("app", self), self.config.listen_fd, turn_away=self.turn_away)
+            self._listener = Listener(scope.get("app", self), self.config.listen_fd, judge_head=self.judge_head)
         try:
             await self._app(scope, receive, send)
         finally:
@@ -145,22 +145,26 @@ class Admission:
         for message in answer(200, self.state):
             await send(message)
 
-    def turn_away(self, scope: Scope) -> Rejected | None:
-        """The refusal of a request for which there is no room, by its head alone; None: it is to be heard.
+    def judge_head(self, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> Rejected | Slot | None:
+        """What the head of a request decides alone: that there is no room for it, or its slot; None: `_admit` decides.
 
-        A flood of requests that come to nothing should cost those that are served as little as can be: this needs
-        neither a task nor a body. Whatever is less plain takes the way through `_admit`, and comes to the same.
+        It is asked while heads are read, before any task of theirs runs. So of a thousand that come at once as many
+        are let in as there is room for, and the others cost neither a task nor a body: a flood that comes to nothing
+        should cost those that are served as little as can be. Whatever is less plain takes the way through `_admit`,
+        and comes to the same.
         """
-        if self.slots.in_flight < self.slots.cap or not self.accepting or self.config.origins:
+        if not self.accepting or self.config.origins:
             return None
-        route = find(scope["method"], scope["path"]) if not scope.get("root_path") else None
-        if route is None or route.dialect is None or not bodies.is_small(scope["headers"]):
+        route = find(method, path)
+        if route is None or route.dialect is None:
             return None
         try:
-            holder = self._keyring.holder(scope["headers"])
+            holder = self._keyring.holder(headers) or ""
         except Rejected:
             return None
-        full = self.slots.turn_away(holder or "")
+        if slot := self.slots.take_now(holder):
+            return slot
+        full = self.slots.turn_away(holder) if bodies.is_small(headers) else None
         if full is not None:
             self._metrics.request(route.dialect.value, f"rejected: {full.code}").inc()
         return full
@@ -229,7 +233,7 @@ class Admission:
                 headers={"Retry-After": str(DRAIN_RETRY_SECONDS)},
             )
         asked = time.perf_counter()
-        slot = await self._take(holder, receive)
+        slot = scope.pop(SLOT, None) or await self._take(holder, receive)
         taken = time.perf_counter()
         try:
             bodies.check_type(scope["headers"])

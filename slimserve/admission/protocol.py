@@ -8,19 +8,19 @@ client is gone. Broken frames, heads that trickle and heads without end get a 4x
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import struct
-import termios
+import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from slimserve.admission.asgi import Scope
+from slimserve.admission.deadline import Deadline
 from slimserve.admission.rejection import Rejected
-from slimserve.admission.replies import raw_answer
+from slimserve.admission.replies import raw_answer, raw_refusal
+from slimserve.admission.slots import SLOT, JudgeHead, Slot
+from slimserve.admission.unread import Unread
 
 HEADER_SECONDS = 10.0
 HEADER_BYTES = 32 << 10
@@ -31,6 +31,9 @@ REST_SECONDS = 30.0
 # A client that takes nothing of its answer for so long is gone: its slot is wanted.
 UNREAD_SECONDS = 60.0
 
+# What stands for the request whose refusal is out.
+_ANSWERED: Any = SimpleNamespace(response_started=True, response_complete=True, message_event=asyncio.Event())
+
 _BLANK_LINE = b"\r\n\r\n"
 _UPGRADE = (b"upgrade", b"http2-settings")
 
@@ -40,14 +43,14 @@ class Protocol(HttpToolsProtocol):
 
     Args:
         idle: this one is in it while no request of its own is under way; the longest idle one comes first.
-        turn_away: gives the refusal of a request by its head alone, when it can.
+        judge_head: what a request's head alone decides.
         args, kwargs: uvicorn's.
     """
 
     def __init__(
         self,
         idle: OrderedDict[Protocol, None],
-        turn_away: Callable[[Scope], Rejected | None],
+        judge_head: JudgeHead,
         *args: Any,
         **kwargs: Any,
     ) -> None:
@@ -55,9 +58,12 @@ class Protocol(HttpToolsProtocol):
         # The door logs what it refuses and counts the rest.
         self.access_log = False
         self._idle = idle
-        self._turn_away = turn_away
-        self._timer: asyncio.TimerHandle | None = None
-        self._unread_timer: asyncio.TimerHandle | None = None
+        self._judge_head = judge_head
+        # Of the head, of the rest of a body that nobody waits for, or of the time between requests.
+        self._deadline = Deadline(self.loop)
+        self._rests = False
+        self._path = ""
+        self._slot: Slot | None = None
         self._in_head = False
         self._in_message = False
         # Bytes of the body that are still to come; None: its coding says where it ends.
@@ -70,14 +76,15 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Give the first request's head its deadline."""
         super().connection_made(transport)
+        self._unread = Unread(transport, UNREAD_SECONDS, self._has_more, self._cut_off)
         self._idle[self] = None
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever answers, and forget the deadlines."""
         self._idle.pop(self, None)
-        self._stop_timer()
-        self._stop_unread_timer()
+        self._deadline.end()
+        self._unread.end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -116,7 +123,14 @@ class Protocol(HttpToolsProtocol):
         self._in_head = False
         self._overhead = 0
         self._idle.pop(self, None)
-        self._stop_timer()
+        self._deadline.lift()
+        judged = self._judge()
+        if isinstance(judged, Rejected):
+            self.cycle = _ANSWERED
+            self.transport.write(raw_refusal(judged, self._path, tuple(self.server_state.default_headers)))
+            self.on_response_complete()
+            return
+        self._slot = judged
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -132,44 +146,42 @@ class Protocol(HttpToolsProtocol):
             return
         self._in_message = False
         self._overhead = 0
-        self._stop_timer()
+        self._deadline.lift()
         super().on_message_complete()
         # Only who reads sees the client go away.
         self.flow.resume_reading()
         if self.cycle.response_complete:
-            # The answer came first, and the rest of the body has unset what it set to wait for the next request.
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(KEEP_ALIVE_SECONDS, self.timeout_keep_alive_handler)
-            self._idle[self] = None
+            # The answer came first.
+            self._expect_another()
 
     # What the answer brings about
 
     def on_response_complete(self) -> None:
         """The answer is out: on with what waits behind, or with the rest of the body, which has its own deadline."""
-        super().on_response_complete()
+        self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
+        self.flow.resume_reading()
         if self._in_message:
-            self._stop_timer()
-            self._timer = self.loop.call_later(REST_SECONDS, self.hang_up)
+            self._deadline.set(REST_SECONDS, self.hang_up)
             return
-        self._idle[self] = None
+        self._expect_another()
         behind, self._behind = self._behind, b""
         self._parse(behind)
 
     def pause_writing(self) -> None:
         """The client is slow to read."""
         super().pause_writing()
-        self._watch_reader()
+        self._unread.watch()
 
     def resume_writing(self) -> None:
         """It has read."""
         super().resume_writing()
-        self._watch_reader()
+        self._unread.watch()
 
     def hang_up(self) -> None:
         """Close the connection, once what was written is read; whoever still answers is told."""
-        self._stop_timer()
+        self._deadline.end()
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -177,20 +189,29 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        refusal = self._turn_away(cycle.scope) if cycle.keep_alive else None
-        if refusal is not None:
-            path, date = cycle.scope["path"], self.server_state.default_headers
-            self.transport.write(raw_answer(refusal, path, more=date))
-            cycle.response_started = cycle.response_complete = True
-            self.on_response_complete()
-            return
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            cycle.scope[SLOT] = slot
         task = self.loop.create_task(cycle.run_asgi(app))
         self.tasks.add(task)
-        task.add_done_callback(self._answered)
+        task.add_done_callback(functools.partial(self._answered, slot))
 
-    def _answered(self, task: asyncio.Task[None]) -> None:
+    def _answered(self, slot: Slot | None, task: asyncio.Task[None]) -> None:
+        if slot is not None:
+            # The task has released it, unless it was ended before it came to that.
+            slot.release()
         self.tasks.discard(task)
-        self._watch_reader()
+        self._unread.watch()
+
+    def _judge(self) -> Rejected | Slot | None:
+        """What the head decides alone; a connection that is to be closed behind the answer takes the long way."""
+        if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
+            return None
+        path = httptools.parse_url(self.url).path
+        if path is None or b"%" in path:
+            return None
+        self._path = path.decode("ascii")
+        return self._judge_head(self.parser.get_method().decode("ascii"), self._path, self.headers)
 
     # One request after the other
 
@@ -210,10 +231,9 @@ class Protocol(HttpToolsProtocol):
             start = end
         # A head that is under way may take so long. Most come whole, and need no timer. Blank lines between requests
         # are as little progress as half a head.
-        if data and self._timer is None and not self.transport.is_closing():
-            between = not (self._in_message or self._is_answering or self.timeout_keep_alive_task)
-            if self._in_head or between:
-                self._expect_head()
+        incomplete = self._in_head or not (self._in_message or self._is_answering)
+        if data and incomplete and not (self._deadline.is_set or self.transport.is_closing()):
+            self._expect_head()
 
     def _end_of_piece(self, data: bytes, start: int) -> int:
         """How far the parser may be fed in one go: never beyond a request's end."""
@@ -231,7 +251,9 @@ class Protocol(HttpToolsProtocol):
         return end
 
     def _feed(self, piece: bytes) -> None:
-        self._unset_keepalive_if_required()
+        if self._rests:
+            self._rests = False
+            self._deadline.lift()
         self._overhead += len(piece)
         try:
             self.parser.feed_data(piece)
@@ -275,7 +297,12 @@ class Protocol(HttpToolsProtocol):
     # Deadlines
 
     def _expect_head(self) -> None:
-        self._timer = self.loop.call_later(HEADER_SECONDS, self._head_late)
+        self._deadline.set(HEADER_SECONDS, self._head_late)
+
+    def _expect_another(self) -> None:
+        self._rests = True
+        self._deadline.set(KEEP_ALIVE_SECONDS, self.timeout_keep_alive_handler)
+        self._idle[self] = None
 
     def _head_late(self) -> None:
         if self._overhead:
@@ -283,36 +310,13 @@ class Protocol(HttpToolsProtocol):
             self.transport.write(raw_answer(late))
         self.hang_up()
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _watch_reader(self) -> None:
-        """See to it that what is written is read, from now on."""
-        self._stop_unread_timer()
-        if self.transport.get_write_buffer_size():
-            self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self._look_at_reader, self._unread)
-
-    def _look_at_reader(self, before: int) -> None:
+    def _has_more(self) -> bool:
         answering = self.cycle is not None and not self.cycle.response_complete
-        more = answering and not (self.flow.write_paused or self.transport.is_closing())
-        if more or self._unread < before:
-            self._watch_reader()
-        else:
-            self.hang_up()
-            self.transport.abort()
+        return answering and not (self.flow.write_paused or self.transport.is_closing())
 
-    @property
-    def _unread(self) -> int:
-        """Bytes that the client has not taken: the kernel holds megabytes of them, and frees them by the heap."""
-        queue = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-        return int(self.transport.get_write_buffer_size() + struct.unpack("i", queue)[0])
-
-    def _stop_unread_timer(self) -> None:
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
-            self._unread_timer = None
+    def _cut_off(self) -> None:
+        self.hang_up()
+        self.transport.abort()
 
 
 def _invalid() -> Rejected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -117,6 +118,12 @@ def answer(status: int, data: object, headers: Mapping[str, str] | None = None) 
     head += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
     start = {"type": "http.response.start", "status": status, "headers": head}
     return start, {"type": "http.response.body", "body": body, "more_body": False}
+
+
+@functools.lru_cache(64)
+def raw_refusal(rejected: Rejected, path: str, more: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """As `raw_answer`, for one and the same refusal that is told to many."""
+    return raw_answer(rejected, path, more=more)
 
 
 def raw_answer(

@@ -15,6 +15,7 @@ room goes to whoever asks, so that shares nobody uses are not wasted.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from collections import deque
@@ -24,6 +25,12 @@ from slimserve.admission.pace import Pace
 from slimserve.admission.rejection import Rejected
 from slimserve.admission.replies import retry_seconds
 from slimserve.profile import Queue
+
+# Where a request's scope holds the slot that its head was given.
+SLOT = "slimserve.slot"
+
+# What the head of a request decides alone, by its method, path and headers: its refusal, its slot, or nothing yet.
+JudgeHead = Callable[[str, str, list[tuple[bytes, bytes]]], "Rejected | Slot | None"]
 
 
 class Slot:
@@ -116,10 +123,14 @@ class Slots:
         return None
 
     def turn_away(self, holder: str) -> Rejected | None:
-        """The refusal of a request for which there is neither room nor a line; None: `take` it."""
+        """The refusal of a request for which there is neither room nor a line; None: `take` it.
+
+        It is one and the same as long as the words are, so that these need not be put together for each. It is not to
+        be raised: each time would lengthen its traceback.
+        """
         if self._queue is not None or self._may_have(holder, 1):
             return None
-        return self._refusal(holder, 1, _NO_ROOM)
+        return _no_room(self.in_flight, self.cap, self.waiting, self._note_refusal(holder, 1))
 
     def retry_seconds(self, count: int = 1) -> int:
         """When to come back for room for `count`: the work ahead over the measured drain rate."""
@@ -169,6 +180,10 @@ class Slots:
             self._serve()
 
     def _refusal(self, holder: str, count: int, what: str) -> Rejected:
+        return _worded(what, self.in_flight, self.cap, self.waiting, self._note_refusal(holder, count))
+
+    def _note_refusal(self, holder: str, count: int) -> int:
+        """Remember that one is refused, who is told to come back in so many seconds."""
         seconds = self.retry_seconds(count)
         self._pace.refuse()
         if self._fair:
@@ -176,13 +191,7 @@ class Slots:
             self._refused[holder] = self._clock() + seconds + 1
             if self._lines:
                 asyncio.get_running_loop().call_later(seconds + 1, self._serve)
-        return Rejected(
-            429,
-            f"{what}: {self.in_flight} of {self.cap} sequences are in flight, {self.waiting} waiting; "
-            f"come back in {seconds} s",
-            code="too_many_in_flight",
-            headers={"Retry-After": str(seconds)},
-        )
+        return seconds
 
     def _serve(self) -> None:
         """Give free room to those who wait: a turn for each line, and in it the first comer first."""
@@ -264,3 +273,15 @@ class Slots:
         self._pace.release(count, idle=not self.in_flight)
         if self._lines:
             self._serve()
+
+
+def _worded(what: str, in_flight: int, cap: int, waiting: int, seconds: int) -> Rejected:
+    return Rejected(
+        429,
+        f"{what}: {in_flight} of {cap} sequences are in flight, {waiting} waiting; come back in {seconds} s",
+        code="too_many_in_flight",
+        headers={"Retry-After": str(seconds)},
+    )
+
+
+_no_room = functools.lru_cache(64)(functools.partial(_worded, _NO_ROOM))

@@ -1,0 +1,232 @@
+"""Many requests at once: heads are judged as they are read, and the deadlines of connections cost no timers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from admission_raw import error_of, generate, status_of
+
+from slimserve.admission.config import Config
+from slimserve.admission.deadline import Deadline
+from slimserve.admission.listener import Listener
+from slimserve.admission.middleware import Admission
+from slimserve.admission.rejection import Rejected
+from slimserve.admission.replies import raw_answer, raw_refusal
+from slimserve.admission.slots import Slot
+from slimserve.shapes import build
+
+CAP = 4
+
+
+class House:
+    """A door on a socket of its own, before an engine that answers when `let_go` is set."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self.door = Admission(self._engine, build(Config, {"max_in_flight": CAP, "max_model_len": 4096}))
+        self.door.accepting = True
+        self.let_go = asyncio.Event()
+        self.tasks = 0
+        self.on_slot: Callable[[], object] = lambda: None
+        self.listener = Listener(self, listening.fileno(), judge_head=self._judge_head)
+        self.listener.open()
+        self._name = listening.getsockname()
+
+    def _judge_head(self, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> Rejected | Slot | None:
+        judged = self.door.judge_head(method, path, headers)
+        if isinstance(judged, Slot):
+            self.on_slot()
+        return judged
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.tasks += 1
+        await self.door(scope, receive, send)
+
+    async def _engine(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.let_go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def connect(self, count: int) -> list[socket.socket]:
+        """So many connections that are known to the door."""
+        made = []
+        for _ in range(count):
+            made.append(sock := socket.create_connection(self._name))
+            sock.setblocking(False)
+        while len(self.listener.connections) < count:
+            await asyncio.sleep(0)
+        return made
+
+    async def empty(self) -> None:
+        while self.door.slots.in_flight:
+            await asyncio.sleep(0.01)
+
+    async def leave(self, socks: list[socket.socket]) -> None:
+        for sock in socks:
+            sock.close()
+        while self.listener.connections:
+            await asyncio.sleep(0.01)
+        self.listener.end()
+
+
+def within(case: Callable[[House], Any]) -> None:
+    """Run a case, in a minute at most."""
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            async with asyncio.timeout(60):
+                await case(House(listening))
+
+    asyncio.run(run())
+
+
+async def answer_to(sock: socket.socket, end: bytes) -> bytes:
+    raw = b""
+    while not raw.endswith(end):
+        piece = await asyncio.get_running_loop().sock_recv(sock, 65536)
+        assert piece, raw
+        raw += piece
+    return raw
+
+
+def test_of_those_that_come_together_no_more_become_tasks_than_there_is_room_for() -> None:
+    async def case(house: House) -> None:
+        socks = await house.connect(3 * CAP)
+        for sock in socks:
+            sock.send(generate())  # nothing is read before all have sent
+        refused = [await answer_to(sock, b"}}") for sock in socks[CAP:]]
+        assert {status_of(raw) for raw in refused} == {429}
+        assert f"{CAP} of {CAP} sequences are in flight" in error_of(refused[0])["message"]
+        assert (house.tasks, house.door.slots.in_flight) == (CAP, CAP)
+        house.let_go.set()
+        for sock in socks[:CAP]:
+            assert status_of(await answer_to(sock, b"ok")) == 200
+        await house.empty()
+        await house.leave(socks)
+
+    within(case)
+
+
+def test_a_slot_comes_back_from_a_task_that_never_began() -> None:
+    async def case(house: House) -> None:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def end_it() -> None:
+            for task in asyncio.all_tasks() - known:
+                task.cancel()
+            ended.set()
+
+        socks = await house.connect(1)
+        known = asyncio.all_tasks()
+        house.on_slot = lambda: loop.call_soon(end_it)  # which is before the task's first step
+        socks[0].send(generate())
+        await ended.wait()
+        await house.empty()
+        assert house.tasks == 0
+        await house.leave(socks)
+
+    within(case)
+
+
+def test_a_slot_comes_back_from_a_request_that_is_refused_later() -> None:
+    async def case(house: House) -> None:
+        socks = await house.connect(1)
+        house.on_slot = lambda: setattr(house.door, "accepting", False)
+        socks[0].send(generate())
+        assert status_of(await answer_to(socks[0], b"}}")) == 503
+        await house.empty()
+        await house.leave(socks)
+
+    within(case)
+
+
+def test_what_is_said_to_many_is_said_as_to_one() -> None:
+    refusal = Rejected(429, "no room", code="full", headers={"Retry-After": "3"})
+    other = Rejected(429, "no room", code="full", headers={"Retry-After": "4"})
+    for each in (refusal, other, refusal):
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            for date in (b"now", b"later"):
+                more = ((b"date", date),)
+                assert raw_refusal(each, path, more) == raw_answer(each, path, more=more)
+
+
+class Clock:
+    """A loop's clock and timers, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, then: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(when, then))
+        return self.timers[-1]
+
+    def move(self, now: float) -> None:
+        while due := [timer for timer in self.timers if timer.when <= now and not timer.over]:
+            first = min(due, key=lambda timer: timer.when)
+            self.now, first.over = first.when, True
+            first.then()
+        self.now = now
+
+
+class Timer:
+    def __init__(self, when: float, then: Callable[[], None]) -> None:
+        self.when, self.then, self.over = when, then, False
+
+    def cancel(self) -> None:
+        self.over = True
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_deadline_that_is_moved_on_costs_no_timer(clock: Clock) -> None:
+    called: list[float] = []
+    deadline = Deadline(clock)  # type: ignore[arg-type]  # what it uses of a loop
+    for now in range(9):
+        clock.move(float(now))
+        deadline.set(10, lambda: called.append(clock.now))
+    assert len(clock.timers) == 1
+    clock.move(17.9)
+    assert not called
+    assert deadline.is_set
+    clock.move(100.0)
+    assert called == [18.0]
+    assert not deadline.is_set
+
+
+def test_a_deadline_that_comes_nearer_is_kept(clock: Clock) -> None:
+    called: list[str] = []
+    deadline = Deadline(clock)  # type: ignore[arg-type]
+    deadline.set(75, lambda: called.append("far"))
+    deadline.set(10, lambda: called.append("near"))
+    clock.move(10.0)
+    assert called == ["near"]
+    clock.move(100.0)
+    assert called == ["near"]
+
+
+def test_a_deadline_that_is_lifted_or_over(clock: Clock) -> None:
+    called: list[str] = []
+    deadline = Deadline(clock)  # type: ignore[arg-type]
+    deadline.set(10, lambda: called.append("lifted"))
+    deadline.lift()
+    assert not deadline.is_set
+    clock.move(20.0)
+    deadline.set(10, lambda: called.append("again"))
+    clock.move(30.0)
+    assert called == ["again"]
+    deadline.set(10, lambda: called.append("over"))
+    deadline.end()
+    assert all(timer.over for timer in clock.timers)
+    clock.move(50.0)
+    assert called == ["again"]
