@@ -19,11 +19,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import collections
 import contextlib
 import gc
 import json
-import random
 import socket
 import statistics
 import subprocess
@@ -36,6 +34,7 @@ from typing import Any, cast
 
 import uvloop
 
+from harness.flood import Flood
 from harness.host import host
 from harness.serve_bench import ratio
 from slimserve.engine.control import Control
@@ -238,58 +237,34 @@ def measure_streams(upstream: Upstream, pairs: int, seconds: float, paced: bool)
     }
 
 
-async def flood(port: int, requests: int, vanishing: float, seed: int) -> dict[str, Any]:
-    """Send `requests` over `CONNECTIONS` connections, each as fast as it is answered."""
-    rng = random.Random(seed)
-    data = request(delay=0.05)
-    left = iter(range(requests))
-    statuses: collections.Counter[str] = collections.Counter()
-    refused: list[float] = []
-
-    async def client(connection: Exchange) -> None:
-        for _ in left:
-            assert connection.transport is not None
-            if connection.transport.is_closing():
-                connection = await connect(port)
-            begin = time.perf_counter()
-            asked = connection.ask(data)
-            if rng.random() < vanishing:
-                await asyncio.wait([asked], timeout=rng.random() * 0.1)
-                if not asked.done():
-                    statuses["vanished"] += 1
-                    assert connection.transport is not None
-                    connection.transport.abort()
-                    await asked
-                    continue
-            status, end = await asked
-            statuses[str(status)] += 1
-            if status == 429:
-                refused.append(1e3 * (end - begin))
-
-    connections = [await connect(port) for _ in range(CONNECTIONS)]
-    await asyncio.gather(*map(client, connections))
-    return {
-        "sent": requests,
-        "statuses": dict(sorted(statuses.items())),
-        "429_p50_ms": round(quantile(refused, 0.5), 2),
-        "429_p99_ms": round(quantile(refused, 0.99), 2),
-        "429_max_ms": round(max(refused), 2),
-    }
-
-
 def measure_flood(requests: int, vanishing: float, seed: int) -> dict[str, Any]:
     """The flood, and what the engine and the door saw of it."""
     with running(CAP) as upstream:
-        result = uvloop.run(flood(upstream.door, requests, vanishing, seed))
+        seen = Flood(
+            upstream.door,
+            request(delay=0.05),
+            connections=CONNECTIONS,
+            requests=requests,
+            vanishing=vanishing,
+            seed=seed,
+        ).run(upstream.process.pid)
         end = time.monotonic() + DEADLINE_SECONDS
         while (left := upstream.control.door().in_flight) and time.monotonic() < end:
             time.sleep(0.05)
-        seen = json.loads(upstream.control.ask("GET", "/fake/state")[1])
-    return result | {
+        engine = json.loads(upstream.control.ask("GET", "/fake/state")[1])
+    return {
+        "sent": sum(seen.statuses.values()),
+        "statuses": dict(sorted(seen.statuses.items())),
+        "429_p50_ms": round(quantile(seen.refused_ms, 0.5), 2),
+        "429_p99_ms": round(quantile(seen.refused_ms, 0.99), 2),
+        "429_max_ms": round(max(seen.refused_ms), 2),
+        "seconds": round(seen.seconds, 3),
+        "client_busy": round(seen.client_busy, 2),
+        "server_busy": round(seen.server_busy, 2),
         "cap": CAP,
-        "most_in_flight_at_the_engine": seen["most"],
-        "admitted": seen["requests"],
-        "completed_at_the_engine": seen["finished"],
+        "most_in_flight_at_the_engine": engine["most"],
+        "admitted": engine["requests"],
+        "completed_at_the_engine": engine["finished"],
         "slots_lost": left,
     }
 

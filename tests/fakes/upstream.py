@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -198,6 +199,9 @@ async def serve(args: argparse.Namespace) -> None:
     def quiet(app: Any, **where: Any) -> uvicorn.Server:
         return uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, **where))
 
+    # As the engine does once it is up: what is there by then need not be looked through again while it serves.
+    gc.collect()
+    gc.freeze()
     print(f"listening on {public.getsockname()[1]} {bare.getsockname()[1]}", flush=True)
     await asyncio.gather(
         quiet(application, uds=args.control).serve(), quiet(upstream, lifespan="off").serve(sockets=[bare])
