@@ -1,180 +1,82 @@
-"""What is wrong with a machine for serving, and how to mend it; and the machine in words.
+"""A machine and what is wrong with it, in words and as JSON: what `slimserve --doctor` prints.
 
-Only what was seen is judged: a fact that is unknown gives no finding, except that GPUs could not be read.
+What is wrong is judged in `slimserve.preflight`, for everybody who asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import combinations
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from slimserve.errors import Finding
-from slimserve.machine import FINDINGS_KEY, GIB, Gpu, Machine, gib
+from slimserve.machine import EXCHANGE_KEY, FINDINGS_KEY, Folder, Gpu, Machine, gib
+from slimserve.preflight import concerns
+from slimserve.preflight.traffic import module_words
 from slimserve.shapes import plain
 
-# NCCL and the engine's own message queues put their buffers between workers in /dev/shm; containers start with 64 MiB.
-SHM_BYTES = 8 * GIB
-# A registration for RDMA or a locked buffer is seldom smaller, and stock systems allow 8 MiB.
-MEMLOCK_BYTES = GIB
-# Compile caches and one small model; anything less fails while it runs.
-DISK_BYTES = 10 * GIB
-# An idle card holds several hundred MiB for itself; what is beyond belongs to somebody.
-UNSEEN_BYTES = 2 * GIB
+if TYPE_CHECKING:
+    from slimserve.preflight.exchange import Outcome
 
 
-def findings(machine: Machine) -> tuple[Finding, ...]:
-    """What is wrong here, the GPUs first.
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What there is to say about a machine.
 
     Args:
         machine: the facts.
-
-    Returns:
-        One finding for each thing that is wrong; empty when nothing is.
+        findings: what is wrong with it.
+        outcome: of the test on its GPUs; None: there was none.
     """
-    return (*_reading(machine), *_gpus(machine), *_links(machine), *_memory(machine), *_disk(machine))
+
+    machine: Machine
+    findings: tuple[Finding, ...]
+    outcome: Outcome | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data, which `load_machine` takes as a file."""
+        return to_json(self.machine, self.findings, self.outcome)
+
+    def render(self) -> str:
+        """The report as plain text."""
+        return render(self.machine, self.findings, self.outcome)
 
 
-def _reading(machine: Machine) -> Iterator[Finding]:
-    problem = machine.gpu_problem
-    if problem:
-        yield Finding(problem.what, problem.why, problem.do)
-    if machine.hidden_gpus and not machine.gpus:
-        yield Finding(
-            f"all {machine.hidden_gpus} GPUs are hidden by CUDA_VISIBLE_DEVICES",
-            "a program that is started here sees none of them",
-            "unset CUDA_VISIBLE_DEVICES, or list the GPUs to use",
-        )
+def examine(machine: Machine, here: bool, environment: Mapping[str, str]) -> Report:
+    """Judge a machine; and when it is the one in front of us, look for lost engines, and try its GPUs.
+
+    Args:
+        machine: the facts.
+        here: whether this program runs on it.
+        environment: the caller's variables.
+    """
+    if not here:
+        return Report(machine, concerns(machine))
+    from slimserve import paths
+    from slimserve.preflight import exchange
+    from slimserve.probe.engines import read_engines
+
+    machine = replace(machine, engines=read_engines(paths.runs_folder(environment)))
+    gpus = exchange.roomy(machine.gpus)
+    if not gpus:
+        return Report(machine, concerns(machine))
+    outcome = exchange.run([exchange.name(gpu) for gpu in gpus], "cuda", exchange.environment(gpus, environment))
+    return Report(machine, (*concerns(machine), *outcome.concerns()), outcome)
 
 
-def _gpus(machine: Machine) -> Iterator[Finding]:
-    gpus = machine.gpus
-    cut = [gpu for gpu in gpus if gpu.mig == "on"]
-    if cut:
-        yield Finding(
-            f"MIG is on: GPU {_numbers(cut)}",
-            "a program sees a slice of such a card and never the whole of it",
-            "switch it off (nvidia-smi -i N -mig 0, as root, nothing running), or choose one slice by its UUID "
-            "in CUDA_VISIBLE_DEVICES",
-        )
-    for gpu in gpus:
-        held = gpu.memory_bytes - gpu.free_bytes
-        if gpu.processes:
-            names = ", ".join(
-                f"{process.name or 'a process'} ({process.pid}"
-                + (f", {gib(process.used_bytes)})" if process.used_bytes is not None else ")")
-                for process in gpu.processes
-            )
-            yield Finding(
-                f"GPU {gpu.index} is in use: {gib(held)} of {gib(gpu.memory_bytes)} are taken, by {names}",
-                "a plan counts on what is free when the engine starts",
-                "end these processes if they are not needed, or choose other GPUs by CUDA_VISIBLE_DEVICES",
-            )
-        elif held > UNSEEN_BYTES and gpu.mig != "instance":
-            yield Finding(
-                f"GPU {gpu.index} is in use: {gib(held)} of {gib(gpu.memory_bytes)} are taken, and no process is seen",
-                "they belong to another container or user, or to a process that did not end cleanly",
-                "run nvidia-smi as root outside any container; if it shows none either, reset the GPU "
-                f"(nvidia-smi --gpu-reset -i {gpu.index})",
-            )
-    kinds = _kinds(gpus)
-    if len(kinds) > 1:
-        shown = "; ".join(f"GPU {_numbers(group)}: {kind}" for kind, group in kinds.items())
-        yield Finding(
-            f"the GPUs are not all alike: {shown}",
-            "work that is split over them runs at the pace and in the memory of the least",
-            "choose GPUs of one kind by CUDA_VISIBLE_DEVICES, with CUDA_DEVICE_ORDER=PCI_BUS_ID",
-        )
-
-
-def _links(machine: Machine) -> Iterator[Finding]:
-    pairs = list(combinations(machine.gpus, 2))
-    off = [(a, b) for a, b in pairs if "none" in (a.link(b), b.link(a))]
-    if off:
-        which = "between any two GPUs" if len(off) == len(pairs) else "between GPU " + _pairs(off)
-        boot = f"; the kernel was started with {machine.kernel_parameters}" if machine.kernel_parameters else ""
-        yield Finding(
-            f"no peer-to-peer access {which}{boot}",
-            "what these GPUs send each other goes through host memory: right, and slower",
-            "look at IOMMU and ACS in the firmware and at iommu= among the boot parameters; GeForce cards also need "
-            "a driver that allows it",
-        )
-    # Over NVLink the window does not matter. Without it, a peer reaches only what the window covers.
-    narrow = [
-        gpu
-        for gpu in machine.gpus
-        if len(machine.gpus) > 1
-        and gpu.bar1_bytes is not None
-        and gpu.bar1_bytes < gpu.memory_bytes
-        and not any(gpu.link(other) == "nvlink" for other in machine.gpus)
-    ]
-    if narrow:
-        least = min(narrow, key=lambda gpu: gpu.bar1_bytes or 0)
-        yield Finding(
-            f"the BAR1 window of GPU {_numbers(narrow)} is smaller than its memory: "
-            f"{gib(least.bar1_bytes or 0)} of {gib(least.memory_bytes)}",
-            "without NVLink, GPUs reach each other's memory through this window",
-            'switch on "Above 4G decoding" and "Resizable BAR" in the firmware',
-        )
-
-
-def _memory(machine: Machine) -> Iterator[Finding]:
-    memory = machine.memory
-    limit = memory.cgroup_limit_bytes
-    if limit is not None and limit < memory.total_bytes:
-        yield Finding(
-            f"the control group allows {gib(limit)} of RAM, and the machine has {gib(memory.total_bytes)}",
-            f"past it the kernel ends the engine without a word; {gib(memory.usable_bytes)} are left now",
-            "raise the limit (docker run --memory, systemd MemoryMax=, the pod's memory limit), or plan within it",
-        )
-    if machine.gpus and memory.memlock_bytes is not None and memory.memlock_bytes < MEMLOCK_BYTES:
-        yield Finding(
-            f"only {gib(memory.memlock_bytes)} of memory may be locked",
-            "buffers that a GPU or a network card reads by itself are locked memory",
-            "set memlock to unlimited (/etc/security/limits.conf, systemd LimitMEMLOCK=infinity, "
-            "docker run --ulimit memlock=-1)",
-        )
-    if len(machine.gpus) > 1 and memory.shm_total_bytes < SHM_BYTES:
-        yield Finding(
-            f"/dev/shm has {gib(memory.shm_total_bytes)}",
-            f"the workers of {len(machine.gpus)} GPUs exchange data there, and it should have {gib(SHM_BYTES)}",
-            "docker run --shm-size=16g or --ipc=host; otherwise mount -o remount,size=16G /dev/shm",
-        )
-    elif len(machine.gpus) > 1 and memory.shm_free_bytes < SHM_BYTES // 2:
-        yield Finding(
-            f"/dev/shm is nearly full: {gib(memory.shm_free_bytes)} of {gib(memory.shm_total_bytes)} are free",
-            f"the workers of {len(machine.gpus)} GPUs exchange data there",
-            "remove what programs that ended have left in /dev/shm",
-        )
-
-
-def _disk(machine: Machine) -> Iterator[Finding]:
-    disk = machine.disk
-    if not disk.writable:
-        yield Finding(
-            f"the cache folder {disk.path} cannot be written to",
-            "weights and compiled kernels are kept there",
-            "mend its permissions, or set SLIMSERVE_CACHE to a folder of your own",
-        )
-    if disk.free_bytes < DISK_BYTES:
-        yield Finding(
-            f"{gib(disk.free_bytes)} of {gib(disk.total_bytes)} are free where the cache folder {disk.path} lies",
-            f"less than {gib(DISK_BYTES)} does not hold a model and the compiled kernels",
-            "free some space, or set SLIMSERVE_CACHE to a folder on a larger disk",
-        )
-
-
-def to_json(machine: Machine, findings: Sequence[Finding]) -> dict[str, Any]:
+def to_json(machine: Machine, findings: Sequence[Finding], outcome: Outcome | None = None) -> dict[str, Any]:
     """The machine and what is wrong with it as plain data, which `load_machine` takes as a file."""
-    return {**plain(machine), FINDINGS_KEY: [finding.to_json() for finding in findings]}
+    tried = {} if outcome is None else {EXCHANGE_KEY: outcome.to_json()}
+    return {**plain(machine), **tried, FINDINGS_KEY: [finding.to_json() for finding in findings]}
 
 
-def render(machine: Machine, findings: Sequence[Finding]) -> str:
+def render(machine: Machine, findings: Sequence[Finding], outcome: Outcome | None = None) -> str:
     """The machine and what is wrong with it, as plain text.
 
     Args:
         machine: the facts.
-        findings: what `findings` returned for it.
+        findings: what is wrong with it.
+        outcome: of the test on its GPUs.
 
     Returns:
         Lines without colour, each ended by a line break; sizes in GiB. What is unknown is said to be, or left out.
@@ -183,6 +85,7 @@ def render(machine: Machine, findings: Sequence[Finding]) -> str:
         ("machine", _machine_lines(machine)),
         ("memory", _memory_lines(machine)),
         ("GPUs", _gpu_lines(machine)),
+        *([] if outcome is None else [("values exchanged", [str(outcome)])]),
         ("findings", _finding_lines(findings)),
     ]
     return "\n".join(f"{title}\n" + "".join(f"  {line}".rstrip() + "\n" for line in lines) for title, lines in sections)
@@ -200,8 +103,16 @@ def _machine_lines(machine: Machine) -> list[str]:
     rows.append(("vector units", " ".join(cpu.flags) or "none of those that matter"))
     if machine.kernel_parameters:
         rows.append(("booted with", machine.kernel_parameters))
-    rows.append(("cache folder", disk.path if disk.writable else f"{disk.path} (not writable)"))
+    wrong = [word for word, bad in (("not writable", not disk.writable), ("noexec", disk.executable is False)) if bad]
+    rows.append(("cache folder", f"{disk.path} ({', '.join(wrong)})" if wrong else disk.path))
     rows.append(("disk", f"{gib(disk.free_bytes)} free of {gib(disk.total_bytes)}"))
+    rows += [(folder.variable, _folder(folder)) for folder in machine.folders]
+    if machine.limits is not None:
+        files, tasks = machine.limits.open_files, machine.limits.tasks
+        rows.append(("limits", f"{_limit(files, 'open file')}, {_limit(tasks, 'task')}"))
+    rows += [(setting.name, f"{setting.value} (in {setting.source})") for setting in machine.nccl]
+    for engine in machine.engines:
+        rows.append(("own engine", f"{engine.profile}, port {engine.port}{', lost' if engine.lost else ''}"))
     if machine.listening_ports:
         rows.append(("ports taken", " ".join(map(str, machine.listening_ports))))
     return _aligned(rows)
@@ -217,11 +128,15 @@ def _memory_lines(machine: Machine) -> list[str]:
     rows.append(("usable", gib(memory.usable_bytes)))
     rows.append(("lockable", "unlimited" if memory.memlock_bytes is None else gib(memory.memlock_bytes)))
     rows.append(("/dev/shm", f"{gib(memory.shm_free_bytes)} free of {gib(memory.shm_total_bytes)}"))
+    if (pages := memory.huge_pages) is not None:
+        reserved = f"{gib(pages.free_bytes)} free of {gib(pages.reserved_bytes)} reserved"
+        rows.append(("huge pages", f"{reserved}; transparent ones: {pages.transparent}"))
     return _aligned(rows)
 
 
 def _gpu_lines(machine: Machine) -> list[str]:
-    lines = [f"driver {machine.driver}"] if machine.driver else []
+    words = module_words(machine)
+    lines = [words] if words else []
     if machine.hidden_gpus:
         lines.append(f"{machine.hidden_gpus} hidden by CUDA_VISIBLE_DEVICES")
     if not machine.gpus:
@@ -233,17 +148,19 @@ def _gpu_lines(machine: Machine) -> list[str]:
 
 
 def _gpu_row(gpu: Gpu) -> list[str]:
-    generation, width = gpu.pcie_generation or "?", gpu.pcie_width or "?"
-    known = gpu.pcie_generation or gpu.pcie_width
     return [
         str(gpu.index),
         gpu.name,
         f"capability {gpu.capability}",
         f"{gib(gpu.free_bytes)} free of {gib(gpu.memory_bytes)}",
         {"off": "", "on": "MIG on", "instance": "MIG instance", "unknown": "MIG unknown"}[gpu.mig],
-        f"PCIe {generation} x{width}" if known else "",
+        _link(gpu),
         f"BAR1 {gib(gpu.bar1_bytes)}" if gpu.bar1_bytes is not None else "",
         f"NUMA {gpu.numa_node}" if gpu.numa_node is not None else "",
+        f"IOMMU {gpu.iommu}" if gpu.iommu != "unknown" else "",
+        f"ACS {gpu.acs}" if gpu.acs != "unknown" else "",
+        _clock(gpu),
+        {True: "persistent", False: "not persistent", None: ""}[gpu.persistence],
         gpu.uuid,
     ]
 
@@ -257,20 +174,30 @@ def _finding_lines(findings: Sequence[Finding]) -> list[str]:
     return [line for finding in findings for line in str(finding).splitlines()] or ["nothing is wrong"]
 
 
-def _kinds(gpus: Sequence[Gpu]) -> dict[str, list[Gpu]]:
-    kinds: dict[str, list[Gpu]] = {}
-    for gpu in gpus:
-        kinds.setdefault(f"{gpu.name}, {gib(gpu.memory_bytes)}, capability {gpu.capability}", []).append(gpu)
-    return kinds
+def _link(gpu: Gpu) -> str:
+    """The PCIe link: what is in use, and in parentheses what card and slot could."""
+    if not gpu.pcie_generation and not gpu.pcie_width:
+        return ""
+    words = f"PCIe {gpu.pcie_generation or '?'} x{gpu.pcie_width or '?'}"
+    most = [f"x{gpu.pcie_width_max}"] if gpu.pcie_width_max not in (None, gpu.pcie_width) else []
+    most += [f"card {gpu.pcie_generation_card}"] if gpu.pcie_generation_card not in (None, gpu.pcie_generation) else []
+    most += [f"now {gpu.pcie_generation_now}"] if gpu.pcie_generation_now not in (None, gpu.pcie_generation) else []
+    return f"{words} ({', '.join(most)})" if most else words
 
 
-def _numbers(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(str(gpu.index) for gpu in gpus)
+def _clock(gpu: Gpu) -> str:
+    if gpu.clock_mhz is None:
+        return ""
+    held = f", held by {', '.join(gpu.throttled_by)}" if gpu.throttled_by else ""
+    return f"{gpu.clock_mhz} of {gpu.clock_max_mhz or '?'} MHz{held}"
 
 
-def _pairs(pairs: Sequence[tuple[Gpu, Gpu]]) -> str:
-    shown = ", ".join(f"{a.index} and {b.index}" for a, b in pairs[:4])
-    return shown + (f" and {len(pairs) - 4} more pairs" if len(pairs) > 4 else "")
+def _folder(folder: Folder) -> str:
+    return f"{folder.path}, {gib(folder.free_bytes)} free" if folder.writable else f"{folder.path} (not writable)"
+
+
+def _limit(number: int | None, noun: str) -> str:
+    return f"unlimited {noun}s" if number is None else f"{number:,} {noun}s"
 
 
 def _count(number: int, noun: str) -> str:

@@ -18,9 +18,24 @@ from slimserve.yaml_source import read_document
 GIB = 1 << 30
 # What `--doctor --json` adds to the facts. Findings follow from facts, so they are drawn anew when it is read back.
 FINDINGS_KEY = "findings"
+# What `--doctor --json` says of a test that it ran; no fact of the machine either.
+EXCHANGE_KEY = "exchange"
 
 MigState = Literal["off", "on", "instance", "unknown"]
 Link = Literal["nvlink", "p2p", "none", "unknown"]
+Iommu = Literal["off", "passthrough", "translated", "unknown"]
+DriverModule = Literal["open", "proprietary", "unknown"]
+Acs = Literal["off", "redirecting", "unknown"]
+Throttle = Literal[
+    "power cap",
+    "hardware slowdown",
+    "sync boost",
+    "heat",
+    "heat, in hardware",
+    "power brake",
+    "set clocks",
+    "display clocks",
+]
 
 
 def _printable(text: str) -> str | None:
@@ -86,6 +101,24 @@ class Gpu:
     """highest PCIe generation that card and slot agree on; null when unknown"""
     pcie_width: Annotated[int, Between(1, 32)] | None = None
     """PCIe lanes in use; null when unknown"""
+    pcie_generation_now: Annotated[int, Between(1, 16)] | None = None
+    """PCIe generation at the moment, which falls when the card idles; null when unknown"""
+    pcie_generation_card: Annotated[int, Between(1, 16)] | None = None
+    """highest PCIe generation of the card itself, whatever its slot; null when unknown"""
+    pcie_width_max: Annotated[int, Between(1, 32)] | None = None
+    """PCIe lanes that card and slot could use; null when unknown"""
+    iommu: Iommu = "unknown"
+    """off; passthrough (addresses go through unchanged); translated (each access is looked up); unknown"""
+    acs: Acs = "unknown"
+    """redirecting: a PCIe bridge above it sends what it sends to another GPU up to the processor; off; unknown"""
+    persistence: bool | None = None
+    """whether the driver keeps the card ready while nobody uses it; null when unknown"""
+    clock_mhz: Annotated[int, Between(0, 1 << 16)] | None = None
+    """clock of the multiprocessors at the moment, in MHz; null when unknown"""
+    clock_max_mhz: Annotated[int, Between(0, 1 << 16)] | None = None
+    """highest clock of the multiprocessors, in MHz; null when unknown"""
+    throttled_by: tuple[Throttle, ...] | None = None
+    """what holds its clocks down at the moment, idleness aside; null when unknown"""
     numa_node: Annotated[int, Between(0, 4095)] | None = None
     """NUMA node of the slot; null when unknown"""
     processes: tuple[GpuProcess, ...] = ()
@@ -119,8 +152,35 @@ class Cpu:
     """processor packages; null when unknown"""
     numa_nodes: Annotated[int, Between(1, 4096)] | None = None
     """NUMA nodes; null when unknown"""
+    own_nodes: tuple[Annotated[int, Between(0, 4095)], ...] | None = None
+    """NUMA nodes of the CPUs that this process may use; null when unknown"""
     flags: tuple[Text, ...] = ()
     """those of avx2, avx512f, avx512_bf16, amx_bf16 that it has"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HugePages:
+    """Pages of more than 4 KiB, as the kernel is set up for them."""
+
+    reserved_bytes: Bytes
+    """memory set aside for those who ask for huge pages by name, in bytes"""
+    free_bytes: Bytes
+    """the part of it that nobody has taken, in bytes"""
+    transparent: Literal["always", "madvise", "never", "unknown"] = "unknown"
+    """who gets them without asking by name"""
+
+    def __post_init__(self) -> None:
+        _not_more(self.free_bytes, self.reserved_bytes, "free_bytes", "reserved_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What this process and what it starts may have; null where nothing limits it."""
+
+    open_files: Annotated[int, Between(0, 1 << 60)] | None
+    """file descriptors that a process may raise its limit to"""
+    tasks: Annotated[int, Between(0, 1 << 60)] | None
+    """processes and threads: the least of the user's limit and the control groups'"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +201,10 @@ class Memory:
     """size of /dev/shm, in bytes; 0 when there is none"""
     shm_free_bytes: Bytes
     """free space in /dev/shm, in bytes"""
+    own_nodes: tuple[Annotated[int, Between(0, 4095)], ...] | None = None
+    """NUMA nodes from which this process may take memory; null when unknown"""
+    huge_pages: HugePages | None = None
+    """huge pages; null when unknown"""
 
     def __post_init__(self) -> None:
         _not_more(self.available_bytes, self.total_bytes, "available_bytes", "total_bytes")
@@ -169,9 +233,51 @@ class Disk:
     """size of the file system, in bytes"""
     writable: bool
     """whether the folder, or the deepest folder above it that exists, can be written to"""
+    executable: bool | None = None
+    """whether libraries that lie there can be loaded; null when unknown"""
 
     def __post_init__(self) -> None:
         _not_more(self.free_bytes, self.total_bytes, "free_bytes", "total_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A folder that a launch writes to, beside the cache."""
+
+    purpose: Text
+    """what is kept there"""
+    path: Text
+    """the folder; it need not exist yet"""
+    variable: Text
+    """environment variable that names another"""
+    writable: bool
+    """whether it, or the deepest folder above it that exists, can be written to"""
+    free_bytes: Bytes
+    """space that this user may fill, in bytes"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclSetting:
+    """One NCCL_... setting that a program started here would find."""
+
+    name: Annotated[str, Matching(r"NCCL_[A-Z0-9_]+", "NCCL_...")]
+    value: Annotated[str, Satisfying(lambda text: None if text.isprintable() else "it cannot be printed")]
+    source: Text
+    """a file, or "the environment" """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """An engine that slimserve started on this machine, for this user."""
+
+    profile: Text
+    """what it serves"""
+    port: Annotated[int, Between(0, 65535)]
+    """its TCP port; 0: it has none of its own"""
+    lost: bool
+    """whether the supervisor that has to end it is dead"""
+    pids: tuple[Annotated[int, Between(1, 1 << 32)], ...] = ()
+    """its processes"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +318,16 @@ class Machine:
     """TCP ports on which something listens, as far as the system shows them"""
     kernel_parameters: Text | None = None
     """boot parameters that touch traffic between GPUs (IOMMU, PCI); null when none is set or they cannot be read"""
+    driver_module: DriverModule = "unknown"
+    """kind of the driver's kernel module; only the open one can be changed by others"""
+    limits: Limits | None = None
+    """limits of processes; null when unknown"""
+    folders: tuple[Folder, ...] = ()
+    """what a launch writes to beside the cache"""
+    nccl: tuple[NcclSetting, ...] = ()
+    """NCCL's settings in the environment and in its files"""
+    engines: tuple[Engine, ...] = ()
+    """engines of this user, as far as they were looked for"""
 
     def __post_init__(self) -> None:
         for name, values in (("index", [g.index for g in self.gpus]), ("uuid", [g.uuid for g in self.gpus])):
@@ -239,7 +355,10 @@ def load_machine(path: Path) -> Machine:
     """
     document = read_document(path)
     if isinstance(document.data, dict):
-        document = replace(document, data={key: value for key, value in document.data.items() if key != FINDINGS_KEY})
+        document = replace(
+            document,
+            data={key: value for key, value in document.data.items() if key not in (FINDINGS_KEY, EXCHANGE_KEY)},
+        )
     machine = validate(Machine, document)
     shown = "".join(letter if letter.isprintable() else "?" for letter in str(path))
     return replace(machine, source=shown)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slimserve import preflight
 from slimserve.errors import Finding, Refused, SlimserveError, raise_if_any
 from slimserve.machine import Cpu, Disk, Gpu, Machine, Memory, gib
 from slimserve.planner import cards, fitting, host, requirements
@@ -133,6 +134,7 @@ def make_plan(subject: Subject, machine: Machine, weights: WeightsOnDisk, advice
             gpus = None
     refusals += requirements.unmet(subject, machine)
     refusals += disk(machine, weights)
+    refusals += preflight.blocking(machine, subject.platform)
     rank: Rank | None = None
     try:
         rank = rank_of(subject, gpus or ())
@@ -145,7 +147,8 @@ def make_plan(subject: Subject, machine: Machine, weights: WeightsOnDisk, advice
     budget, host_budget = rank.budget(rank.sizes), host.host_budget(rank, machine)
     memory = (budget, host_budget) if budget else (host_budget,)
     room = Room(rank, memory, capacity(rank, rank.sizes))
-    notes = (*_notes(subject, gpus), *host.notes(rank, machine, host_budget))
+    slow = [f"{concern.what}; {concern.why}" for concern in preflight.warnings(machine, gpus)]
+    notes = (*_notes(subject, gpus), *host.notes(rank, machine, host_budget), *slow)
     return Plan(subject, machine, gpus, weights, room, notes)
 
 
@@ -222,12 +225,7 @@ def _described_gpu(gpus: Accelerators, index: int) -> Gpu:
 
 def disk(machine: Machine, weights: WeightsOnDisk) -> Iterator[Finding]:
     """What keeps the weights from being fetched: all that `--fetch` asks of a machine."""
-    if not machine.disk.writable:
-        yield Finding(
-            f"{machine.disk.path} cannot be written",
-            "weights, kernels and logs are kept there",
-            "give SLIMSERVE_CACHE a folder that can be written",
-        )
+    yield from preflight.host.writable(machine)
     if not weights.ready and machine.disk.free_bytes < weights.needed_bytes:
         yield Finding(
             f"{gib(machine.disk.free_bytes)} are free at {machine.disk.path}, {gib(weights.needed_bytes)} are needed",

@@ -1,4 +1,4 @@
-"""What the engine finds when it starts: its caches, and the weights."""
+"""What has to be right before the engine starts: its caches, the values that GPUs exchange, the weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slimserve.weights.meter import Meter, Tick
 
 
 def prepare(session: Session, plan: Plan, tick: Tick) -> None:
-    """What the engine finds when it starts: caches that can be written, weights that are whole.
+    """What the engine needs when it starts: caches that can be written, GPUs that tell the truth, whole weights.
 
     Args:
         tick: told how far it has come, beside the person at the terminal.
@@ -30,6 +30,7 @@ def prepare(session: Session, plan: Plan, tick: Tick) -> None:
         Refused, Failed: one of them cannot be had.
     """
     _make_caches(session, plan.subject.profile)
+    _try_gpus(session, plan, tick)
     with metered() as meter:
 
         def both(done: int, total: int, name: str) -> None:
@@ -104,6 +105,24 @@ def check_weights(session: Session, subject: Subject, folder: Path, tick: Tick) 
                 Finding(f"the stamp of {folder} cannot be written: {error.strerror}", why, "make it writable once")
             ) from None
     raise_if_any(Refused, findings)
+
+
+def _try_gpus(session: Session, plan: Plan, tick: Tick) -> None:
+    """See that what the GPUs exchange arrives, with the profile's own variables.
+
+    Raises:
+        Refused: it does not, or not in time.
+    """
+    if not plan.gpus:
+        return
+    from slimserve.preflight import exchange
+
+    profile = {name: setting.value for name, setting in plan.subject.profile.environment.items()}
+    environment = exchange.environment(plan.gpus, session.environment, profile)
+    names = [exchange.name(gpu) for gpu in plan.gpus]
+    outcome = exchange.run(names, "cuda", environment, look=lambda: tick(0, 0, "values are exchanged between the GPUs"))
+    raise_if_any(Refused, list(outcome.concerns()))
+    say(f"values exchanged: {outcome}")
 
 
 def _make_caches(session: Session, profile: Profile) -> None:

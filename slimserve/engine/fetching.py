@@ -45,7 +45,7 @@ def fetch(
             if moved - told >= TOLD_SECONDS:
                 told = moved
                 share = done / total if total else 1.0
-                board.amend(f"{name}: {share:.0%} of {total / 1e6:.1f} MB")
+                board.amend(f"{name}: {share:.0%} of {total / 1e6:.1f} MB" if total else name)
 
         prepare(tick)
 

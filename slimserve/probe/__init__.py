@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slimserve.machine import Machine
+    from slimserve.machine import Folder, Machine
 
 
 def read_machine(cache_folder: Path, environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
@@ -31,8 +32,9 @@ def read_machine(cache_folder: Path, environ: Mapping[str, str], root: Path = Pa
 
     from slimserve.errors import Finding, Refused
     from slimserve.machine import Machine
+    from slimserve.probe import host, nccl
     from slimserve.probe.gpus import read_gpus
-    from slimserve.probe.host import read_cpu, read_disk, read_kernel_parameters, read_listening_ports, read_memory
+    from slimserve.probe.limits import read_limits
 
     kernel = os.uname()
     gpus = read_gpus(root, environ)
@@ -40,15 +42,19 @@ def read_machine(cache_folder: Path, environ: Mapping[str, str], root: Path = Pa
         return Machine(
             source="this machine",
             system=kernel.sysname,
-            cpu=read_cpu(root, kernel.machine),
-            memory=read_memory(root),
-            disk=read_disk(cache_folder),
+            cpu=host.read_cpu(root, kernel.machine),
+            memory=host.read_memory(root),
+            disk=host.read_disk(cache_folder),
             driver=gpus.driver,
             gpus=gpus.gpus,
             hidden_gpus=gpus.hidden_gpus,
             gpu_problem=gpus.gpu_problem,
-            listening_ports=read_listening_ports(root),
-            kernel_parameters=read_kernel_parameters(root),
+            listening_ports=host.read_listening_ports(root),
+            kernel_parameters=host.read_kernel_parameters(root),
+            driver_module=host.read_driver_module(root),
+            limits=read_limits(root),
+            folders=_folders(environ),
+            nccl=nccl.read_settings(root, environ, nccl.account_home()),
         )
     except ValueError as error:
         raise Refused(
@@ -58,3 +64,15 @@ def read_machine(cache_folder: Path, environ: Mapping[str, str], root: Path = Pa
                 "describe the machine in a file and pass --machine FILE",
             )
         ) from None
+
+
+def _folders(environ: Mapping[str, str]) -> tuple[Folder, ...]:
+    """What a launch writes to beside the cache."""
+    from slimserve import paths
+    from slimserve.errors import UsageError
+    from slimserve.probe.host import read_folder
+
+    found = [read_folder("sockets and files of the engine's start", "TMPDIR", Path(environ.get("TMPDIR") or "/tmp"))]
+    with contextlib.suppress(UsageError):  # without a home folder there is none; a launch says so itself
+        found.insert(0, read_folder("logs and start records", "SLIMSERVE_STATE", paths.state_folder(environ)))
+    return tuple(found)

@@ -1,8 +1,8 @@
 """The limits of the control groups that this process is in, versions 1 and 2.
 
 A limit of any group from the process's own up to the root binds, so every level is read. Sources: the kernel's
-admin-guide `cgroup-v2` (memory.max, memory.current, memory.stat, cpu.max) and `cgroup-v1/memory` (limit_in_bytes,
-usage_in_bytes, memory.stat total_*).
+admin-guide `cgroup-v2` (memory.max, memory.current, memory.stat, cpu.max, pids.max) and `cgroup-v1/memory`
+(limit_in_bytes, usage_in_bytes, memory.stat total_*).
 """
 
 from __future__ import annotations
@@ -66,6 +66,17 @@ def cpu_quota(root: Path) -> float | None:
     """
     quotas = [quota for tree in _hierarchies(root, "cpu") for level in tree.levels() if (quota := _quota(tree, level))]
     return min(quotas, default=None)
+
+
+def task_limit(root: Path) -> int | None:
+    """Processes and threads that the groups allow, the least of all levels; None when none sets a limit.
+
+    Args:
+        root: folder that holds `proc` and `sys`.
+    """
+    trees = _hierarchies(root, "pids")
+    limits = [_number(read_text(level / "pids.max")) for tree in trees for level in tree.levels()]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _memory(tree: _Hierarchy, folder: Path) -> MemoryGroup | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slimserve.machine import Gpu, GpuProblem
+from slimserve.probe import pci
 from slimserve.probe.child import COMMAND, DEADLINE_SECONDS, ask_driver
 from slimserve.probe.problems import HALF_DO, HALF_WHY, LOOK, Problem, combine, group_failures, init_remedy
 from slimserve.probe.text import printable, read_text
@@ -17,6 +18,10 @@ from slimserve.probe.visible import Candidate, Selection, select
 from slimserve.shapes import ShapeError, build
 
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
+_PACE = (
+    *("pcie_generation_now", "pcie_generation_card", "pcie_width_max"),
+    *("persistence", "clock_mhz", "clock_max_mhz", "throttled_by"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,8 @@ def _gpu(index: int, thing: dict[str, Any], root: Path) -> Gpu | Problem:
                 "bar1_bytes": card["bar1_bytes"],
                 "pcie_generation": card["pcie_generation"],
                 "pcie_width": card["pcie_width"],
-                "numa_node": _numa_node(root, card["bus_id"]),
+                **{name: card[name] for name in _PACE},
+                **pci.place(root, card["bus_id"]),
                 # What runs on the card as a whole is not known to run on this slice of it.
                 "processes": [] if slice_ else [_process(process) for process in card["processes"]],
                 "peers": {} if slice_ else card["peers"],
@@ -216,13 +222,6 @@ def _of_the_variables(selection: Selection, environ: Mapping[str, str], cards: l
             )
         )
     return problems
-
-
-def _numa_node(root: Path, bus_id: str | None) -> int | None:
-    # The driver writes the PCI domain with eight digits, the kernel with four.
-    found = re.fullmatch(r"0000([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])", (bus_id or "").lower())
-    text = (read_text(root / f"sys/bus/pci/devices/{found[1]}/numa_node") or "").strip() if found else ""
-    return int(text) if text.isdigit() else None  # -1: the firmware does not say
 
 
 def _pair(numbers: Any) -> tuple[int, int] | None:

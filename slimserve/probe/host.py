@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 from slimserve.errors import Finding, Refused
-from slimserve.machine import Cpu, Disk, Memory
+from slimserve.machine import Cpu, Disk, DriverModule, Folder, Memory
 from slimserve.probe.cgroup import cpu_quota, tightest_memory_group
-from slimserve.probe.text import printable, read_text
+from slimserve.probe.limits import read_huge_pages
+from slimserve.probe.text import field, kib, printable, read_text
 
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 _CAP_IPC_LOCK = 1 << 14
@@ -26,7 +27,7 @@ def read_cpu(root: Path, architecture: str) -> Cpu:
     Raises:
         Refused: when the kernel does not say on which CPUs this process may run.
     """
-    allowed = _ranges(_field(read_text(root / "proc/self/status") or "", "Cpus_allowed_list") or "")
+    allowed = _ranges(field(read_text(root / "proc/self/status") or "", "Cpus_allowed_list") or "")
     if not allowed:
         raise Refused(_unreadable("the CPUs that this process may use", "/proc/self/status"))
     quota = cpu_quota(root)
@@ -34,8 +35,8 @@ def read_cpu(root: Path, architecture: str) -> Cpu:
     cores = len(allowed) if quota is None else min(len(allowed), max(1, int(quota)))
     # One block a CPU, all alike: 256 of them would take longer to write than everything else here.
     first = (read_text(root / "proc/cpuinfo", 1 << 13) or "").partition("\n\n")[0]
-    name = printable(_field(first, "model name") or "").strip()
-    flags = set((_field(first, "flags") or "").split())
+    name = printable(field(first, "model name") or "").strip()
+    flags = set((field(first, "flags") or "").split())
     nodes = _ranges((read_text(root / "sys/devices/system/node/online") or "").strip())
     return Cpu(
         name=name or None,
@@ -44,6 +45,7 @@ def read_cpu(root: Path, architecture: str) -> Cpu:
         sockets=_sockets(root, nodes),
         numa_nodes=len(nodes) or None,
         flags=tuple(flag for flag in FLAGS if flag in flags),
+        own_nodes=_own_nodes(root, nodes, set(allowed)),
     )
 
 
@@ -57,7 +59,7 @@ def read_memory(root: Path) -> Memory:
         Refused: when the kernel does not state the memory or the lock limit.
     """
     meminfo = read_text(root / "proc/meminfo") or ""
-    total, available = (_kib(_field(meminfo, name)) for name in ("MemTotal", "MemAvailable"))
+    total, available = (kib(field(meminfo, name)) for name in ("MemTotal", "MemAvailable"))
     if not total or available is None:
         raise Refused(_unreadable("the host's memory", "/proc/meminfo (MemTotal, MemAvailable)"))
     group = tightest_memory_group(root)
@@ -76,6 +78,8 @@ def read_memory(root: Path) -> Memory:
         memlock_bytes=_memlock(root),
         shm_total_bytes=shm_total,
         shm_free_bytes=shm_free,
+        own_nodes=tuple(_ranges(field(read_text(root / "proc/self/status") or "", "Mems_allowed_list") or "")) or None,
+        huge_pages=read_huge_pages(root),
     )
 
 
@@ -86,9 +90,7 @@ def read_disk(cache_folder: Path) -> Disk:
         Refused: when no folder on the way can be looked at.
     """
     folder = cache_folder.absolute()
-    existing = folder
-    while not os.path.lexists(existing) and existing != existing.parent:
-        existing = existing.parent
+    existing = _existing(folder)
     try:
         status = os.statvfs(existing)
     except OSError as error:
@@ -103,9 +105,40 @@ def read_disk(cache_folder: Path) -> Disk:
         path=printable(str(folder)),
         free_bytes=status.f_bavail * status.f_frsize,
         total_bytes=status.f_blocks * status.f_frsize,
-        # A file in the place of the folder is as bad as a folder without permission.
-        writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK) and not status.f_flag & os.ST_RDONLY,
+        writable=_is_writable(existing, status),
+        executable=not status.f_flag & os.ST_NOEXEC,
     )
+
+
+def read_folder(purpose: str, variable: str, folder: Path) -> Folder:
+    """A folder that a launch writes to; one that cannot be looked at cannot be written to.
+
+    Args:
+        purpose: what is kept there.
+        variable: of the environment, which names another.
+        folder: it need not exist yet.
+    """
+    folder = folder.absolute()
+    existing = _existing(folder)
+    try:
+        status = os.statvfs(existing)
+    except OSError:
+        writable, free = False, 0
+    else:
+        writable, free = _is_writable(existing, status), status.f_bavail * status.f_frsize
+    return Folder(purpose=purpose, path=printable(str(folder)), variable=variable, writable=writable, free_bytes=free)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the deepest one above it that exists."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _is_writable(existing: Path, status: os.statvfs_result) -> bool:
+    # A file in the place of the folder is as bad as a folder without permission.
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK) and not status.f_flag & os.ST_RDONLY
 
 
 def read_listening_ports(root: Path) -> tuple[int, ...]:
@@ -129,13 +162,30 @@ def read_kernel_parameters(root: Path) -> str | None:
 
 def _memlock(root: Path) -> int | None:
     """Bytes that this process may lock. The kernel does not hold a process with CAP_IPC_LOCK to the limit."""
-    capabilities = _field(read_text(root / "proc/self/status") or "", "CapEff") or "0"
+    capabilities = field(read_text(root / "proc/self/status") or "", "CapEff") or "0"
     if int(capabilities, 16) & _CAP_IPC_LOCK:
         return None
     found = re.search(r"^Max locked memory\s+(\S+)", read_text(root / "proc/self/limits") or "", re.MULTILINE)
     if not found:
         raise Refused(_unreadable("the limit on locked memory", "/proc/self/limits"))
     return None if found[1] == "unlimited" else int(found[1])
+
+
+def read_driver_module(root: Path) -> DriverModule:
+    """Which of the two kernel modules of the GPU driver is loaded, by the version that it states of itself."""
+    text = read_text(root / "proc/driver/nvidia/version", 1 << 12) or ""
+    line = next((line for line in text.splitlines() if line.startswith("NVRM version:")), "")
+    if "Open Kernel Module" in line:
+        return "open"
+    return "proprietary" if "Kernel Module" in line else "unknown"
+
+
+def _own_nodes(root: Path, nodes: list[int], allowed: set[int]) -> tuple[int, ...] | None:
+    """NUMA nodes that have one of the allowed CPUs."""
+    of_nodes = {
+        node: _ranges((read_text(root / f"sys/devices/system/node/node{node}/cpulist") or "").strip()) for node in nodes
+    }
+    return tuple(node for node, cpus in of_nodes.items() if allowed.intersection(cpus)) or None
 
 
 def _sockets(root: Path, nodes: list[int]) -> int | None:
@@ -150,17 +200,6 @@ def _sockets(root: Path, nodes: list[int]) -> int | None:
             return None
         packages.add(package.strip())
     return len(packages) or None
-
-
-def _field(text: str, name: str) -> str | None:
-    """The value after `name:` at the start of a line."""
-    found = re.search(rf"^{re.escape(name)}[ \t]*:[ \t]*(.*)$", text, re.MULTILINE)
-    return found[1].strip() if found else None
-
-
-def _kib(text: str | None) -> int | None:
-    found = re.fullmatch(r"([0-9]+) kB", text or "")
-    return int(found[1]) * 1024 if found else None
 
 
 def _ranges(text: str) -> list[int]:

@@ -6,7 +6,8 @@ one JSON object a line: `{"at": [call, gpu]}` before each call, so that the last
 
 The answer: `driver` (text or null), `missing` (true when the Python binding is not installed), `failures` (list of
 `{call, gpu, code, error}`; `gpu` is null for calls about no GPU) and `cards` (list, in the library's order). A card
-is `index, name, uuid, capability, memory_bytes, free_bytes, mig, bar1_bytes, pcie_generation, pcie_width, bus_id,
+is `index, name, uuid, capability, memory_bytes, free_bytes, mig, bar1_bytes, pcie_generation, pcie_generation_now,
+pcie_generation_card, pcie_width, pcie_width_max, persistence, clock_mhz, clock_max_mhz, throttled_by, bus_id,
 processes, peers, instances`, each null when it could not be read. An instance is `name, uuid, memory_bytes,
 free_bytes, instance` (its two numbers, or null).
 """
@@ -22,8 +23,21 @@ from typing import Any
 # Values of the library's own enumerations. The Python binding has some of the P2P ones wrong (as tuples).
 NOT_SUPPORTED = 3
 NOT_FOUND = 6
+NOT_IN_THIS_DRIVER = 13
 _P2P_READ, _P2P_WRITE, _P2P_NVLINK = 0, 1, 2
 _P2P_OK, _P2P_UNKNOWN = 0, 6
+_SM_CLOCK = 1
+# Bits of the clock event reasons, in words. 1, an idle card, holds nobody up.
+_THROTTLES = {
+    0x2: "set clocks",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "heat",
+    0x40: "heat, in hardware",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
 
 Note = Callable[[str, int | None], None]
 
@@ -101,6 +115,7 @@ def _card(reader: Reader, index: int, handle: Any, handles: list[Any]) -> dict[s
         # The current generation falls when a card idles; the width does not, and tells of a riser with few lanes.
         "pcie_generation": ask("nvmlDeviceGetMaxPcieLinkGeneration", answers=absent) or None,
         "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth", answers=absent) or None,
+        **_pace(reader, index, handle),
         "bus_id": _text(bus.busId) if bus else None,
         "processes": _processes(reader, index, handle),
         "peers": {
@@ -109,6 +124,26 @@ def _card(reader: Reader, index: int, handle: Any, handles: list[Any]) -> dict[s
             if other != index and peer is not None
         },
         "instances": _instances(reader, index, handle) if mig == "on" else [],
+    }
+
+
+def _pace(reader: Reader, index: int, handle: Any) -> dict[str, Any]:
+    """What tells a card that runs as fast as it can from one that does not."""
+
+    def ask(call: str, *arguments: Any) -> Any:
+        # A card may lack the notion, and a driver of some years ago the question.
+        return reader.ask(call, index, handle, *arguments, answers=(NOT_SUPPORTED, NOT_IN_THIS_DRIVER))
+
+    persistence = ask("nvmlDeviceGetPersistenceMode")
+    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    return {
+        "pcie_generation_now": ask("nvmlDeviceGetCurrPcieLinkGeneration") or None,
+        "pcie_generation_card": ask("nvmlDeviceGetGpuMaxPcieLinkGeneration") or None,
+        "pcie_width_max": ask("nvmlDeviceGetMaxPcieLinkWidth") or None,
+        "persistence": None if persistence is None else bool(persistence),
+        "clock_mhz": ask("nvmlDeviceGetClockInfo", _SM_CLOCK),
+        "clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", _SM_CLOCK),
+        "throttled_by": None if reasons is None else [text for bit, text in _THROTTLES.items() if reasons & bit],
     }
 
 

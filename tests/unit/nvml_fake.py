@@ -13,6 +13,7 @@ MESSAGES = {
     6: "Not Found",
     9: "Driver Not Loaded",
     12: "NVML Shared Library Not Found",
+    13: "Function Not Found",
     15: "GPU is lost",
     18: "Driver/library version mismatch",
     999: "Unknown Error",
@@ -47,6 +48,8 @@ class Card:
     graphics: list[tuple[int, int | None]] = field(default_factory=list)
     slices: dict[int, tuple[Card, int, int]] = field(default_factory=dict)
     numbers: tuple[int, int] = (0, 0)
+    reasons: int = 0x1
+    persistence: int = 1
 
 
 class FakeNvml:
@@ -115,6 +118,27 @@ class FakeNvml:
 
     def nvmlDeviceGetCurrPcieLinkWidth(self, card: Card) -> int:
         return 16
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, card: Card) -> int:
+        return 16
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, card: Card) -> int:
+        return 1
+
+    def nvmlDeviceGetGpuMaxPcieLinkGeneration(self, card: Card) -> int:
+        return 4
+
+    def nvmlDeviceGetPersistenceMode(self, card: Card) -> int:
+        return card.persistence
+
+    def nvmlDeviceGetClockInfo(self, card: Card, kind: int) -> int:
+        return {1: 210}[kind]
+
+    def nvmlDeviceGetMaxClockInfo(self, card: Card, kind: int) -> int:
+        return {1: 2100}[kind]
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, card: Card) -> int:
+        return card.reasons
 
     def nvmlDeviceGetMigMode(self, card: Card) -> list[int]:
         if card.mig is None:

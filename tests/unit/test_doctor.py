@@ -11,8 +11,21 @@ import pytest
 from hypothesis import given
 from machine_support import machines
 
-from slimserve.doctor import findings, render, to_json
-from slimserve.machine import GIB, Gpu, Machine, gib, load_machine
+from slimserve.doctor import examine, render, to_json
+from slimserve.machine import (
+    GIB,
+    Engine,
+    Folder,
+    Gpu,
+    HugePages,
+    Limits,
+    Machine,
+    NcclSetting,
+    gib,
+    load_machine,
+)
+from slimserve.preflight import concerns as findings
+from slimserve.preflight.exchange import Outcome
 
 MACHINES = Path(__file__).parent.parent / "machines"
 
@@ -139,6 +152,43 @@ def test_the_json_form_holds_the_findings_and_reads_back_as_the_machine(tmp_path
     assert replace(load_machine(path), source=machine.source) == machine
 
 
+def test_what_the_test_of_the_gpus_found_is_said_and_is_no_fact_of_the_machine(tmp_path: Path) -> None:
+    machine = load("h200x2")
+    outcome = Outcome(gpus=("GPU 0", "GPU 1"), checked=40, wrong=("copy: 1 of 2 values are wrong",), seconds=12.34)
+    text = render(machine, tuple(outcome.concerns()), outcome)
+    assert "values exchanged\n  39 of 40 comparisons right on GPU 0, GPU 1, in 12.3 s\n" in text
+    assert "values arrive wrong: copy: 1 of 2 values are wrong" in text
+    assert "blocks: profiles on several GPUs" in text
+    data = to_json(machine, tuple(outcome.concerns()), outcome)
+    assert data["exchange"] == {"gpus": ["GPU 0", "GPU 1"], "checked": 40, "seconds": 12.3}
+    assert data["findings"][0]["blocks"] == "profiles on several GPUs"
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(data))
+    assert replace(load_machine(path), source=machine.source) == machine
+
+
+def test_the_gpus_of_a_described_machine_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slimserve.preflight.exchange.run", lambda *args: pytest.fail("tried"))
+    machine = load("h200x2")
+    assert examine(machine, here=False, environment={}).outcome is None
+
+
+def test_those_with_room_are_tried_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = load("rtx3090x8-busy")
+    full = [replace(gpu, free_bytes=0) if gpu.index == 2 else gpu for gpu in machine.gpus]
+    tried: list[Any] = []
+
+    def run(names: list[str], kind: str, environ: dict[str, str]) -> Outcome:
+        tried.append((names, kind, environ["CUDA_VISIBLE_DEVICES"].split(",")))
+        return Outcome(gpus=tuple(names), failure="it hangs")
+
+    monkeypatch.setattr("slimserve.preflight.exchange.run", run)
+    report = examine(replace(machine, gpus=tuple(full)), here=True, environment={"SLIMSERVE_STATE": str(tmp_path)})
+    rest = [gpu for gpu in machine.gpus if gpu.index != 2]
+    assert tried == [([f"GPU {gpu.index}" for gpu in rest], "cuda", [gpu.uuid for gpu in rest])]
+    assert report.findings[-1].what == "it hangs"
+
+
 def test_every_finding_says_why_and_what_to_do() -> None:
     for name in FOUND:
         for finding in findings(load(name)):
@@ -178,7 +228,7 @@ memory
   /dev/shm       64 MiB free of 64 MiB
 
 GPUs
-  driver 580.95.05
+  driver 580.95.05, without peer access between GeForce cards
   0  NVIDIA GeForce RTX 3090  capability 8.6  23.6 GiB free of 24.0 GiB  PCIe 4 x16  BAR1 32.0 GiB  NUMA 0  {uuid0}
   1  NVIDIA GeForce RTX 3090  capability 8.6  23.6 GiB free of 24.0 GiB  PCIe 4 x16  BAR1 32.0 GiB  NUMA 1  {uuid1}
 
@@ -190,6 +240,50 @@ GPUs
 findings
 {findings}
 """
+
+
+def test_what_is_known_of_a_machine_is_shown() -> None:
+    machine = load("rtx3090x8")
+    card = replace(
+        machine.gpus[0],
+        pcie_width=8,
+        pcie_width_max=16,
+        pcie_generation_card=5,
+        pcie_generation_now=1,
+        iommu="passthrough",
+        acs="off",
+        persistence=False,
+        clock_mhz=210,
+        clock_max_mhz=2100,
+        throttled_by=("heat",),
+    )
+    machine = replace(
+        machine,
+        gpus=(card, *machine.gpus[1:]),
+        driver_module="open",
+        limits=Limits(open_files=1024, tasks=None),
+        folders=(Folder(purpose="logs", path="/srv", variable="SLIMSERVE_STATE", writable=False, free_bytes=0),),
+        nccl=(NcclSetting(name="NCCL_DEBUG", value="WARN", source="the environment"),),
+        engines=(Engine(profile="tiny", port=8000, lost=True),),
+        memory=replace(machine.memory, huge_pages=HugePages(reserved_bytes=GIB, free_bytes=0, transparent="never")),
+        disk=replace(machine.disk, executable=False),
+    )
+    text = render(machine, ())
+    for part in (
+        "driver 580.95.05, open kernel module, changed to allow peer access between GeForce cards",
+        "PCIe 4 x8 (x16, card 5, now 1)",
+        "IOMMU passthrough",
+        "ACS off",
+        "210 of 2100 MHz, held by heat",
+        "not persistent",
+        "1,024 open files, unlimited tasks",
+        "SLIMSERVE_STATE  /srv (not writable)",
+        "WARN (in the environment)",
+        "tiny, port 8000, lost",
+        "0.0 GiB free of 1.0 GiB reserved; transparent ones: never",
+        "/var/cache/slimserve (noexec)",
+    ):
+        assert part in text
 
 
 def test_a_machine_without_gpus_and_without_faults() -> None:

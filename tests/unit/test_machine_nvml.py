@@ -17,6 +17,13 @@ OPTIONAL = [
     ("nvmlDeviceGetMaxPcieLinkGeneration", "pcie_generation", None),
     ("nvmlDeviceGetCurrPcieLinkWidth", "pcie_width", None),
     ("nvmlDeviceGetPciInfo", "numa_node", None),
+    ("nvmlDeviceGetMaxPcieLinkWidth", "pcie_width_max", None),
+    ("nvmlDeviceGetCurrPcieLinkGeneration", "pcie_generation_now", None),
+    ("nvmlDeviceGetGpuMaxPcieLinkGeneration", "pcie_generation_card", None),
+    ("nvmlDeviceGetPersistenceMode", "persistence", None),
+    ("nvmlDeviceGetClockInfo", "clock_mhz", None),
+    ("nvmlDeviceGetMaxClockInfo", "clock_max_mhz", None),
+    ("nvmlDeviceGetCurrentClocksEventReasons", "throttled_by", None),
     ("nvmlDeviceGetMigMode", "mig", "unknown"),
     ("nvmlDeviceGetP2PStatus", "peers", {0: "unknown"}),
     ("nvmlDeviceGetComputeRunningProcesses", "processes", ()),
@@ -57,6 +64,8 @@ def test_whole_answers(tmp_path: Path) -> None:
     assert (first.index, first.name, first.uuid, first.capability) == (0, "NVIDIA GeForce RTX 3090", "GPU-0", "8.6")
     assert (first.memory_bytes, first.free_bytes, first.bar1_bytes) == (24576 * MIB, 24210 * MIB, 32768 * MIB)
     assert (first.mig, first.pcie_generation, first.pcie_width) == ("off", 4, 16)
+    assert (first.pcie_generation_now, first.pcie_generation_card, first.pcie_width_max) == (1, 4, 16)
+    assert (first.clock_mhz, first.clock_max_mhz, first.throttled_by, first.persistence) == (210, 2100, (), True)
     assert (first.numa_node, second.numa_node) == (1, None)
     assert (first.peers, second.peers) == ({1: "p2p"}, {0: "p2p"})
 
@@ -90,11 +99,26 @@ def test_one_error_of_many_gpus_is_one_sentence() -> None:
     assert what(found) == "nvmlDeviceGetBAR1MemoryInfo failed on GPU 0, 1, 2, 3, 4, 5, 6, 7: Unknown Error"
 
 
-@pytest.mark.parametrize(("call", "field"), [(call, field) for call, field, _ in OPTIONAL[:4]])
+@pytest.mark.parametrize(("call", "field"), [(call, field) for call, field, _ in OPTIONAL[:11]])
 def test_what_a_card_does_not_have_is_no_problem(call: str, field: str) -> None:
     found = ask(FakeNvml(Card(), fail={call: 3}))
     assert getattr(found.gpus[0], field) is None
     assert found.gpu_problem is None
+
+
+@pytest.mark.parametrize(("call", "field"), [(call, field) for call, field, _ in OPTIONAL[4:11]])
+def test_a_driver_that_is_too_old_for_a_question_is_no_problem(call: str, field: str) -> None:
+    found = ask(FakeNvml(Card(), fail={call: 13}))
+    assert getattr(found.gpus[0], field) is None
+    assert found.gpu_problem is None
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [(0, ()), (0x1, ()), (0x5, ("power cap",)), (0x48, ("hardware slowdown", "heat, in hardware")), (1 << 40, ())],
+)
+def test_what_holds_clocks_down(reasons: int, words: tuple[str, ...]) -> None:
+    assert ask(FakeNvml(Card(reasons=reasons))).gpus[0].throttled_by == words
 
 
 def test_processes_that_are_not_told_are_a_problem() -> None:

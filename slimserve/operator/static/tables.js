@@ -45,6 +45,7 @@ export function doctor(data, findings, time) {
   findings.replaceChildren(...data.findings.map((one) => {
     const box = make("div", undefined, "finding");
     box.append(make("h3", one.what), make("p", `why: ${one.why}`), make("p", `do: ${one.do}`));
+    if (one.blocks && one.blocks !== "nothing") box.append(make("p", `blocks: ${one.blocks}`));
     return box;
   }));
   if (!data.findings.length) findings.append(make("p", "Nothing is wrong with this machine, as far as it can be seen.", "empty"));

@@ -1,0 +1,100 @@
+"""The ranks themselves, with gloo on the CPU: right values pass, and one that is wrong, hangs or dies is named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from slimserve.preflight import exchange
+from slimserve.preflight.exchange import Outcome
+
+# What a rank that something is wrong with runs in the place of the real one. Small sizes: arithmetic is not on trial.
+DRIVER = """
+import os, sys, time
+import torch, torch.distributed as dist
+from slimserve.preflight import rank
+rank.SIZES, rank.COPY_BYTES, rank.PINNED_BYTES = (1, 1000), 5003, 5003
+SECOND = sys.argv[sys.argv.index("--rank") + 1] == "1"
+real_sum, real_compare = dist.all_reduce, rank.Check._compare
+{fault}
+rank.main()
+"""
+# Whether it is the value that arrives, the exchange, or the process.
+A_SUM = """
+def all_reduce(mine):
+    real_sum(mine)
+    if SECOND and mine.dtype is torch.bfloat16 and mine.numel() == 1000:
+        mine[7] = torch.nan
+dist.all_reduce = all_reduce
+"""
+A_BIT = """
+def compare(self, what, found, wanted):
+    if "{step}" in what:
+        found[5002] ^= 1
+    real_compare(self, what, found, wanted)
+rank.Check._compare = compare
+"""
+A_HANG = """
+def all_reduce(mine):
+    if SECOND and mine.numel() == 1000:
+        time.sleep(600)
+    real_sum(mine)
+dist.all_reduce = all_reduce
+"""
+A_DEATH = A_HANG.replace("time.sleep(600)", "sys.stderr.write('out of luck'); sys.stderr.flush(); os._exit(7)")
+NAMES = ("GPU 0", "GPU 1")
+
+
+def run(tmp_path: Path, fault: str, seconds: float = 240.0, ranks: int = 2) -> Outcome:
+    path = tmp_path / "driver.py"
+    path.write_text(DRIVER.format(fault=fault))
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return exchange.run(NAMES[:ranks], "cpu", environ, command=(sys.executable, str(path)), seconds=seconds)
+
+
+def test_right_values_pass_with_the_real_command_and_sizes() -> None:
+    outcome = exchange.run(NAMES, "cpu", {**os.environ, "OMP_NUM_THREADS": "1"}, seconds=240.0)
+    assert (outcome.wrong, outcome.failure) == ((), "")
+    # A rank: a round trip, and sums of two types, four sizes, two turns; then both ways, sent and copied.
+    assert outcome.checked == 2 * (1 + 2 * 4 * 2) + 2 + 2
+
+
+def test_one_rank_alone_tries_pinned_memory() -> None:
+    outcome = exchange.run(NAMES[:1], "cpu", {**os.environ, "OMP_NUM_THREADS": "1"}, seconds=240.0)
+    assert (outcome.checked, outcome.wrong, outcome.failure) == (1, (), "")
+
+
+def test_a_sum_that_is_wrong_on_one_rank_is_named(tmp_path: Path) -> None:
+    outcome = run(tmp_path, A_SUM)
+    assert outcome.failure == ""
+    assert len(outcome.wrong) == 2  # in both turns
+    assert outcome.wrong[0].startswith(
+        "all-reduce of 1,000 bfloat16 on GPU 1: 1 of 1,000 values are wrong, the first at 7"
+    )
+    assert "nan in the place of " in outcome.wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("step", "ranks"), [("send from GPU 1 to GPU 0", 2), ("copy from GPU 0 to GPU 1", 2), ("to GPU 0 and back", 1)]
+)
+def test_a_bit_that_is_wrong_is_named_with_its_way(tmp_path: Path, step: str, ranks: int) -> None:
+    outcome = run(tmp_path, A_BIT.format(step=step), ranks=ranks)
+    assert outcome.failure == ""
+    assert len(outcome.wrong) == 1
+    assert step in outcome.wrong[0]
+    assert "1 of 5,003 values are wrong, the first at 5,002" in outcome.wrong[0]
+
+
+def test_a_rank_that_hangs_in_a_sum_is_named(tmp_path: Path) -> None:
+    outcome = run(tmp_path, A_HANG, seconds=45.0)
+    assert outcome.failure.startswith("the exchange of values hangs: not done after 45 s, GPU 0, GPU 1 in: ")
+    assert outcome.failure.endswith("in: all-reduce of 1,000 float32")
+
+
+def test_a_rank_that_dies_in_a_sum_is_named_with_its_last_words(tmp_path: Path) -> None:
+    outcome = run(tmp_path, A_DEATH)
+    assert "GPU" in outcome.failure
+    assert "in: all-reduce of 1,000 float32" in outcome.failure
