@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,11 +251,14 @@ def write_stamp(where: Path, manifest: Manifest, files: dict[str, Key]) -> None:
         OSError: the folder cannot be written.
     """
     document = {"manifest": digest(manifest), "files": {name: list(files[name]) for name in sorted(files)}}
-    new = where / (STAMP + ".new")
-    # Neither through a link into another file, nor into a pipe that nobody reads.
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK
-    with open(new, "w", opener=lambda path, mode: os.open(path, mode | flags, 0o644)) as stream:
-        json.dump(document, stream, indent=1)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(new, where / STAMP)
+    # A name of its own: two nodes that share the folder may write at the same time.
+    new = where / f"{STAMP}.new-{secrets.token_hex(8)}"
+    try:
+        with open(new, "x") as stream:
+            json.dump(document, stream, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(new, where / STAMP)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise

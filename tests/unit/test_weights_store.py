@@ -104,6 +104,24 @@ def test_a_broken_stamp_vouches_for_nothing(tmp_path: Path, garbage: bytes) -> N
     assert state(tmp_path, MANIFEST).kind == "unverified"
 
 
+def test_two_nodes_that_share_a_folder_may_stamp_it_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, FILES)
+    keys = {file.name: store.key(tmp_path / file.name) for file in MANIFEST}
+    real = os.fsync
+
+    def meanwhile(handle: int) -> None:
+        monkeypatch.setattr(os, "fsync", real)
+        store.write_stamp(tmp_path, MANIFEST, keys)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    store.write_stamp(tmp_path, MANIFEST, keys)
+    assert store.read_stamp(tmp_path, MANIFEST) == keys
+    assert {path.name for path in tmp_path.iterdir()} == {*FILES, store.STAMP}
+
+
 def test_verify_hashes_only_what_is_new(tmp_path: Path) -> None:
     put(tmp_path, FILES)
     verify(tmp_path, MANIFEST, silent)
