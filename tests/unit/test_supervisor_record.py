@@ -52,7 +52,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         {"start_ticks": "7"},
         {"start_ticks": None},
         {"supervisor_pid": [4241]},
-        {"port": 0},
+        {"port": -1},
         {"port": "8000"},
         {"tag": ""},
         {"tag": 5},
