@@ -17,6 +17,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slimserve.admission.deadline import Deadline
+from slimserve.admission.frames import BLANK_LINE, Cutter, declared_length, invalid
 from slimserve.admission.rejection import Rejected
 from slimserve.admission.replies import raw_answer, raw_refusal
 from slimserve.admission.slots import SLOT, JudgeHead, Slot
@@ -34,7 +35,6 @@ UNREAD_SECONDS = 60.0
 # What stands for the request whose refusal is out.
 _ANSWERED: Any = SimpleNamespace(response_started=True, response_complete=True, message_event=asyncio.Event())
 
-_BLANK_LINE = b"\r\n\r\n"
 _UPGRADE = (b"upgrade", b"http2-settings")
 
 
@@ -62,15 +62,18 @@ class Protocol(HttpToolsProtocol):
         # Of the head, of the rest of a body that nobody waits for, or of the time between requests.
         self._deadline = Deadline(self.loop)
         self._rests = False
-        self._path = ""
+        self._method = self._path = ""
         self._slot: Slot | None = None
         self._in_head = False
         self._in_message = False
         # Bytes of the body that are still to come; None: its coding says where it ends.
+        self._length: int | None = None
         self._body_left: int | None = None
+        # The head of the last request, and its size with its body, if it came in one piece and was refused by its head.
+        self._refused: tuple[bytes, int] | None = None
         # Bytes since the last that were of a body: the head, or what surrounds chunks.
         self._overhead = 0
-        self._last_bytes = b""
+        self._cutter = Cutter()
         self._behind = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -89,11 +92,18 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse up to the request's end; what is behind it waits, for as long as it is little."""
+        if self._rests and self._refused is not None and self._is_refused_again(data, *self._refused):
+            return
+        begins = not (self._in_message or self._overhead or self._behind or self._is_answering)
         data, self._behind = self._behind + data, b""
         self._parse(data)
         if len(self._behind) > HEADER_BYTES:
             self._behind = b""
             self.cycle.keep_alive = False
+        if begins and self._rests and self.cycle is _ANSWERED and self._length is not None:
+            end = data.find(BLANK_LINE) + len(BLANK_LINE)
+            if end + self._length == len(data):
+                self._refused = data[:end], len(data)
 
     # What the parser tells
 
@@ -101,8 +111,9 @@ class Protocol(HttpToolsProtocol):
         """A request begins."""
         if self._is_answering:
             # No frame that the parser takes ends elsewhere than where it was cut; if one did, it would be smuggling.
-            raise _invalid()
+            raise invalid()
         super().on_message_begin()
+        self._refused = None
         self._in_message = self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -116,18 +127,18 @@ class Protocol(HttpToolsProtocol):
         """The head is complete: its deadline is off, and the application may answer."""
         self._check_overhead()
         if self.parser.get_method() == b"CONNECT" or self.parser.get_http_version() not in ("1.0", "1.1"):
-            raise _invalid()
+            raise invalid()
         if self.parser.should_upgrade():
             return
-        self._body_left = self._declared_length()
+        self._body_left = self._length = declared_length(self.headers, self.parser.get_http_version())
         self._in_head = False
         self._overhead = 0
         self._idle.pop(self, None)
         self._deadline.lift()
-        judged = self._judge()
+        judged = self._slot or self._judge()
         if isinstance(judged, Rejected):
             self.cycle = _ANSWERED
-            self.transport.write(raw_refusal(judged, self._path, tuple(self.server_state.default_headers)))
+            self._tell(judged)
             self.on_response_complete()
             return
         self._slot = judged
@@ -211,7 +222,29 @@ class Protocol(HttpToolsProtocol):
         if path is None or b"%" in path:
             return None
         self._path = path.decode("ascii")
-        return self._judge_head(self.parser.get_method().decode("ascii"), self._path, self.headers)
+        self._method = self.parser.get_method().decode("ascii")
+        return self._judge_head(self._method, self._path, self.headers)
+
+    def _is_refused_again(self, data: bytes, head: bytes, size: int) -> bool:
+        """Refuse a request that has the head of the last one, which was refused too, if that is still to be.
+
+        It need not be parsed: from where that one was begun, the same bytes mean the same. Those who are refused in a
+        flood mostly come back in the same words.
+        """
+        if len(data) != size or not data.startswith(head) or self.transport.is_closing():
+            return False
+        judged = self._judge_head(self._method, self._path, self.headers)
+        if not isinstance(judged, Rejected):
+            self._slot = judged
+            return False
+        self._tell(judged)
+        self.server_state.total_requests += 1
+        self._idle.pop(self, None)
+        self._expect_another()
+        return True
+
+    def _tell(self, refusal: Rejected) -> None:
+        self.transport.write(raw_refusal(refusal, self._path, tuple(self.server_state.default_headers)))
 
     # One request after the other
 
@@ -226,7 +259,8 @@ class Protocol(HttpToolsProtocol):
             if self._is_answering:
                 self._behind = data[start:]
                 return
-            end = self._end_of_piece(data, start)
+            in_body = self._in_message and not self._in_head
+            end = self._cutter.end_of_piece(data, start, self._body_left if in_body else None)
             self._feed(data[start:end])
             start = end
         # A head that is under way may take so long. Most come whole, and need no timer. Blank lines between requests
@@ -234,21 +268,6 @@ class Protocol(HttpToolsProtocol):
         incomplete = self._in_head or not (self._in_message or self._is_answering)
         if data and incomplete and not (self._deadline.is_set or self.transport.is_closing()):
             self._expect_head()
-
-    def _end_of_piece(self, data: bytes, start: int) -> int:
-        """How far the parser may be fed in one go: never beyond a request's end."""
-        if self._in_message and not self._in_head and self._body_left:
-            return min(len(data), start + self._body_left)
-        # A head, a chunked body and its trailers all end with a blank line, which may come in two parts.
-        seam = self._last_bytes + data[start : start + 3]
-        if (at := seam.find(_BLANK_LINE)) >= 0:
-            end = start + at + len(_BLANK_LINE) - len(self._last_bytes)
-        elif (at := data.find(_BLANK_LINE, start)) >= 0:
-            end = at + len(_BLANK_LINE)
-        else:
-            end = len(data)
-        self._last_bytes = (self._last_bytes + data[max(start, end - 3) : end])[-3:]
-        return end
 
     def _feed(self, piece: bytes) -> None:
         if self._rests:
@@ -262,7 +281,7 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             self._read_without_upgrade()
         except httptools.HttpParserError as error:
-            self._refuse(error.__context__ if isinstance(error.__context__, Rejected) else _invalid())
+            self._refuse(error.__context__ if isinstance(error.__context__, Rejected) else invalid())
         except Rejected as rejected:
             self._refuse(rejected)
 
@@ -272,17 +291,7 @@ class Protocol(HttpToolsProtocol):
         lines += [b"%s: %s" % header for header in self.headers if header[0] not in _UPGRADE]
         self.parser = httptools.HttpRequestParser(self)
         self._overhead = 0
-        self._feed(b"\r\n".join(lines) + _BLANK_LINE)
-
-    def _declared_length(self) -> int | None:
-        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
-        if codings and (codings != [b"chunked"] or self.parser.get_http_version() == "1.0"):
-            raise Rejected(
-                400,
-                "this transfer coding is not understood: send the body plain, with its length or chunked",
-                code="unsupported_transfer_coding",
-            )
-        return next((int(value) for name, value in self.headers if name == b"content-length"), None)
+        self._feed(b"\r\n".join(lines) + BLANK_LINE)
 
     def _check_overhead(self) -> None:
         if self._overhead > HEADER_BYTES:
@@ -317,7 +326,3 @@ class Protocol(HttpToolsProtocol):
     def _cut_off(self) -> None:
         self.hang_up()
         self.transport.abort()
-
-
-def _invalid() -> Rejected:
-    return Rejected(400, "this is not a valid HTTP request", code="invalid_http")

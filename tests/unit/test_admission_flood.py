@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from admission_raw import error_of, generate, status_of
+from admission_raw import LAST_GET, error_of, generate, status_of, statuses_of
 
 from slimserve.admission.config import Config
 from slimserve.admission.deadline import Deadline
@@ -51,9 +51,9 @@ class House:
         await send({"type": "http.response.body", "body": b"ok"})
 
     async def connect(self, count: int) -> list[socket.socket]:
-        """So many connections that are known to the door."""
-        made = []
-        for _ in range(count):
+        """New connections, until the door knows so many in all."""
+        made: list[socket.socket] = []
+        for _ in range(count - len(self.listener.connections)):
             made.append(sock := socket.create_connection(self._name))
             sock.setblocking(False)
         while len(self.listener.connections) < count:
@@ -140,6 +140,79 @@ def test_a_slot_comes_back_from_a_request_that_is_refused_later() -> None:
         assert status_of(await answer_to(socks[0], b"}}")) == 503
         await house.empty()
         await house.leave(socks)
+
+    within(case)
+
+
+async def full(house: House) -> list[socket.socket]:
+    """A house without room, and whom it is full of."""
+    socks = await house.connect(CAP)
+    for sock in socks:
+        sock.send(generate())
+    while house.tasks < CAP:
+        await asyncio.sleep(0)
+    return socks
+
+
+def test_who_is_refused_and_asks_again_in_the_same_words() -> None:
+    async def case(house: House) -> None:
+        held = await full(house)
+        (sock,) = socks = await house.connect(CAP + 1)
+        for _ in range(3):
+            sock.send(generate())
+            assert status_of(await answer_to(sock, b"}}")) == 429
+        sock.send(generate().replace(b"hello", b"world"))  # another body as long is another's business
+        assert status_of(await answer_to(sock, b"}}")) == 429
+        house.door.accepting = False
+        sock.send(generate())
+        assert status_of(await answer_to(sock, b"}}")) == 503
+        house.door.accepting = True
+        sock.send(generate())
+        assert status_of(await answer_to(sock, b"}}")) == 429
+        house.let_go.set()
+        for each in held:
+            assert status_of(await answer_to(each, b"ok")) == 200
+        await house.empty()
+        tasks = house.tasks
+        sock.send(generate())
+        assert status_of(await answer_to(sock, b"ok")) == 200
+        await house.empty()
+        assert house.tasks == tasks + 1
+        await house.leave([*held, *socks])
+
+    within(case)
+
+
+def test_who_is_refused_and_asks_for_more_at_once() -> None:
+    async def case(house: House) -> None:
+        held = await full(house)
+        (sock,) = socks = await house.connect(CAP + 1)
+        data, get = generate(), LAST_GET.replace(b"/v1/models", b"/nowhere")
+        for sent, statuses in ((data, [429]), (2 * data, [429, 429]), (data, [429]), (data + get, [429, 404])):
+            sock.send(sent)
+            raw = b""
+            while statuses_of(raw) != statuses or not raw.endswith(b"}}"):
+                raw += await asyncio.get_running_loop().sock_recv(sock, 65536)
+        await house.leave([*held, *socks])
+
+    within(case)
+
+
+def test_the_end_of_a_refused_request_is_none() -> None:
+    async def case(house: House) -> None:
+        held = await full(house)
+        known = set(house.listener.connections)
+        (sock,) = socks = await house.connect(CAP + 1)
+        (connection,) = house.listener.connections - known
+        data = generate()
+        sock.send(data[:20])
+        while not connection._in_message:
+            await asyncio.sleep(0)
+        sock.send(data[20:])
+        assert status_of(await answer_to(sock, b"}}")) == 429
+        sock.send(data[20:])
+        assert status_of(await answer_to(sock, b"}}")) == 400
+        await house.leave([*held, *socks])
 
     within(case)
 
