@@ -20,6 +20,8 @@ GIB = 1 << 30
 FINDINGS_KEY = "findings"
 # What `--doctor --json` says of a test that it ran; no fact of the machine either.
 EXCHANGE_KEY = "exchange"
+# The source of an NCCL setting that is no file.
+ENVIRONMENT = "the environment"
 
 MigState = Literal["off", "on", "instance", "unknown"]
 Link = Literal["nvlink", "p2p", "none", "unknown"]

@@ -43,6 +43,7 @@ class Outcome:
         checked: comparisons that were made.
         wrong: those that failed, in words.
         failure: why it did not come to its end, in words; empty: it did.
+        lacks: what is not installed, so that nothing was tried, in words; empty: nothing is missing.
         seconds: how long it took.
     """
 
@@ -50,6 +51,7 @@ class Outcome:
     checked: int = 0
     wrong: tuple[str, ...] = ()
     failure: str = ""
+    lacks: str = ""
     seconds: float = 0.0
 
     def concerns(self) -> Iterator[Concern]:
@@ -71,14 +73,20 @@ class Outcome:
                 "look for Xid and AER lines in dmesg, and at IOMMU and ACS; slimserve --doctor tries again",
                 blocks=blocks,
             )
+        if self.lacks:
+            yield Concern(
+                f"the values that GPUs exchange were not compared: {self.lacks}",
+                "they are compared with the libraries of an engine for GPUs",
+                "pip install 'slimserve[cuda]'",
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as a JSON object; what went wrong is among the findings."""
         return {"gpus": list(self.gpus), "checked": self.checked, "seconds": round(self.seconds, 1)}
 
     def __str__(self) -> str:
-        if not self.gpus:
-            return "nothing to compare"
+        if not self.checked:
+            return f"nothing was compared on {', '.join(self.gpus)}"
         right = self.checked - len(self.wrong)
         return f"{right} of {self.checked} comparisons right on {', '.join(self.gpus)}, in {self.seconds:.1f} s"
 
@@ -130,22 +138,25 @@ def run(
     """
     begun = time.monotonic()
     ranks: list[_Rank] = []
-    failure = ""
-    with tempfile.TemporaryDirectory(prefix="slimserve-exchange-") as folder:
-        try:
-            for number in range(len(names)):
-                ranks.append(_Rank(number, names, kind, environ, command, Path(folder), seconds))
-            failure = _collect(ranks, look, begun + seconds, seconds)
-        except OSError as error:
-            failure = f"the values that GPUs exchange cannot be compared: {error.strerror}"
-        finally:
-            _kill(ranks)
+    failure = lacks = ""
+    try:
+        with tempfile.TemporaryDirectory(prefix="slimserve-exchange-", ignore_cleanup_errors=True) as folder:
+            try:
+                for number in range(len(names)):
+                    ranks.append(_Rank(number, names, kind, environ, command, Path(folder), seconds))
+                failure = _collect(ranks, look, begun + seconds, seconds)
+                lacks = next((rank.lacks for rank in ranks if rank.lacks), "")
+            finally:
+                _kill(ranks)
+    except OSError as error:  # no folder for them, no process, no descriptor
+        failure = f"the values that GPUs exchange cannot be compared: {error.strerror or error}"
     done = [rank.done for rank in ranks if rank.done is not None]
     return Outcome(
         gpus=tuple(names),
         checked=sum(one["checked"] for one in done),
         wrong=tuple(text for one in done for text in one["wrong"]),
-        failure=printable(failure),
+        failure="" if lacks else printable(failure),
+        lacks=printable(lacks),
         seconds=time.monotonic() - begun,
     )
 
@@ -164,6 +175,7 @@ class _Rank:
     step: int = 0
     at: str = "start"
     done: dict[str, Any] | None = None
+    lacks: str = ""
     _rest: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
@@ -209,6 +221,8 @@ class _Rank:
                     self.step, self.at = int(said["step"]), str(said["at"])
                 elif isinstance(said, dict) and "done" in said:
                     self.done = said["done"]
+                elif isinstance(said, dict) and "lacks" in said:
+                    self.lacks = str(said["lacks"])
         return True
 
     def death(self) -> str:
@@ -231,7 +245,10 @@ def _collect(ranks: Sequence[_Rank], look: Callable[[], None], deadline: float, 
                 return _hung(ranks, seconds)
             for key, _ in selector.select(_LOOK_SECONDS):
                 one: _Rank = key.data
-                if not one.read():
+                reads_on = one.read()
+                if one.lacks:
+                    return ""
+                if not reads_on:
                     selector.unregister(one.output)
                     if one.done is None:
                         return one.death()

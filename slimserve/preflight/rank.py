@@ -4,8 +4,9 @@ There is one such process for each GPU. They meet through a file, sum what they 
 that they know, and the first of them copies bytes between any two GPUs by itself. What arrives is compared exactly.
 
 It prints one JSON object a line: `{"step": N, "at": TEXT}` before each step, so that the last line names the step that
-hung; at the end `{"done": {"checked": COUNT, "wrong": [TEXT, ...]}}`. Then it waits until its standard input ends: a
-process that left while another still answers would break that one's connection.
+hung; at the end `{"done": {"checked": COUNT, "wrong": [TEXT, ...]}}`, or `{"lacks": TEXT}` where nothing can be tried.
+Then it waits until its standard input ends: a process that left while another still answers would break that one's
+connection.
 
 On the CPU, with gloo, the same steps run over plain tensors; pinned memory is then ordinary memory.
 """
@@ -37,6 +38,10 @@ EXACT = 256
 Note = Callable[[str], None]
 
 
+class Lacking(Exception):
+    """What is installed cannot try anything; the text says what is missing."""
+
+
 class Check:
     """What one rank finds.
 
@@ -60,10 +65,17 @@ class Check:
         Args:
             store: file through which the ranks meet; it must not exist before the first of them comes.
             seconds: after this long a rank that waits for another gives up by itself.
+
+        Raises:
+            Lacking: there is no torch, or none for these devices.
         """
         self.note("load torch")
-        import torch
-
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            raise Lacking(f"{error.name} is not installed") from None
+        if self.kind == "cuda" and torch.version.cuda is None:
+            raise Lacking(f"torch {torch.__version__} is built without CUDA")
         self.note(f"open {self._name(self.rank)}")
         device = self._device(self.rank)
         if self.kind == "cuda":
@@ -222,8 +234,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         put({"step": steps, "at": text})
 
     check = Check(args.rank, json.loads(args.names), args.kind, note)
-    check.run(args.store, args.seconds)
-    put({"done": {"checked": check.checked, "wrong": check.wrong}})
+    try:
+        check.run(args.store, args.seconds)
+        put({"done": {"checked": check.checked, "wrong": check.wrong}})
+    except Lacking as lacking:
+        put({"lacks": str(lacking)})
     sys.stdin.buffer.read()
     # The answer is out; what the libraries do on their way out is one more thing that could hang.
     os._exit(0)

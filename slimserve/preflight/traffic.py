@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
-from slimserve.machine import Gpu, Machine, NcclSetting, gib
+from slimserve.machine import ENVIRONMENT, Gpu, Machine, NcclSetting, gib
 from slimserve.preflight.cards import numbers
 from slimserve.preflight.concern import Concern
-from slimserve.probe.nccl import ENVIRONMENT
 
 _ON = ("", "0")  # what NCCL takes for no
 

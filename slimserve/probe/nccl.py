@@ -13,10 +13,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from slimserve.machine import NcclSetting
+from slimserve.machine import ENVIRONMENT, NcclSetting
 from slimserve.probe.text import printable, read_text
 
-ENVIRONMENT = "the environment"
 _LINE = re.compile(r"\s*(NCCL_[A-Z0-9_]+)\s*=\s*(.*?)\s*")
 _NAME = re.compile(r"NCCL_[A-Z0-9_]+")
 _LIMIT_BYTES = 1 << 16

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from slimserve.preflight import exchange
+from slimserve.preflight import exchange, rank
 from slimserve.preflight.exchange import Outcome
 
 # What a rank that something is wrong with runs in the place of the real one. Small sizes: arithmetic is not on trial.
@@ -37,10 +39,13 @@ def compare(self, what, found, wanted):
     real_compare(self, what, found, wanted)
 rank.Check._compare = compare
 """
+# With a file for each rank that has come so far.
 A_HANG = """
 def all_reduce(mine):
-    if SECOND and mine.numel() == 1000:
-        time.sleep(600)
+    if mine.numel() == 1000:
+        open(__file__ + str(SECOND), "w").close()
+        if SECOND:
+            time.sleep(600)
     real_sum(mine)
 dist.all_reduce = all_reduce
 """
@@ -48,11 +53,14 @@ A_DEATH = A_HANG.replace("time.sleep(600)", "sys.stderr.write('out of luck'); sy
 NAMES = ("GPU 0", "GPU 1")
 
 
-def run(tmp_path: Path, fault: str, seconds: float = 240.0, ranks: int = 2) -> Outcome:
+torch = pytest.importorskip("torch")
+
+
+def run(tmp_path: Path, fault: str, ranks: int = 2, look: Callable[[], None] = lambda: None) -> Outcome:
     path = tmp_path / "driver.py"
     path.write_text(DRIVER.format(fault=fault))
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return exchange.run(NAMES[:ranks], "cpu", environ, command=(sys.executable, str(path)), seconds=seconds)
+    return exchange.run(NAMES[:ranks], "cpu", environ, look, (sys.executable, str(path)), 240.0)
 
 
 def test_right_values_pass_with_the_real_command_and_sizes() -> None:
@@ -60,6 +68,26 @@ def test_right_values_pass_with_the_real_command_and_sizes() -> None:
     assert (outcome.wrong, outcome.failure) == ((), "")
     # A rank: a round trip, and sums of two types, four sizes, two turns; then both ways, sent and copied.
     assert outcome.checked == 2 * (1 + 2 * 4 * 2) + 2 + 2
+
+
+def test_an_engine_for_cpus_tries_no_gpu() -> None:
+    if torch.version.cuda is not None:
+        pytest.skip("this torch is for GPUs")
+    outcome = exchange.run(NAMES[:1], "cuda", {**os.environ, "OMP_NUM_THREADS": "1"}, seconds=240.0)
+    assert outcome.lacks == f"torch {torch.__version__} is built without CUDA"
+
+
+@pytest.mark.parametrize("world", [2, 3, 8, 16, 64])
+def test_sums_are_exact_in_any_order_and_differ_from_place_to_place(world: int) -> None:
+    parts = [rank.pattern(number, world, 1000, 1, "cpu") for number in range(world)]
+    exact = torch.stack(parts).sum(0)
+    rounded = torch.zeros(1000, dtype=torch.bfloat16)
+    for part in reversed(parts):
+        rounded += part.to(torch.bfloat16)
+    assert torch.equal(rounded.float(), exact)
+    assert exact.max() < rank.EXACT
+    assert not torch.equal(parts[0], parts[1])
+    assert not torch.equal(parts[0], rank.pattern(0, world, 1000, 0, "cpu"))
 
 
 def test_one_rank_alone_tries_pinned_memory() -> None:
@@ -88,10 +116,20 @@ def test_a_bit_that_is_wrong_is_named_with_its_way(tmp_path: Path, step: str, ra
     assert "1 of 5,003 values are wrong, the first at 5,002" in outcome.wrong[0]
 
 
-def test_a_rank_that_hangs_in_a_sum_is_named(tmp_path: Path) -> None:
-    outcome = run(tmp_path, A_HANG, seconds=45.0)
-    assert outcome.failure.startswith("the exchange of values hangs: not done after 45 s, GPU 0, GPU 1 in: ")
-    assert outcome.failure.endswith("in: all-reduce of 1,000 float32")
+def test_a_rank_that_hangs_in_a_sum_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = time.monotonic, 0
+
+    def look() -> None:
+        # Between two looks what the ranks have said is read; then the deadline is over, without waiting for it.
+        nonlocal looks
+        looks += len(list(tmp_path.iterdir())) == 3
+        if looks == 2:
+            monkeypatch.setattr(time, "monotonic", lambda: now() + 1000.0)
+
+    outcome = run(tmp_path, A_HANG, look=look)
+    assert outcome.failure == (
+        "the exchange of values hangs: not done after 240 s, GPU 0, GPU 1 in: all-reduce of 1,000 float32"
+    )
 
 
 def test_a_rank_that_dies_in_a_sum_is_named_with_its_last_words(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +78,19 @@ if NUMBER == 0:
 put(step=5, at="wait for the others")
 hang()
 """
-    outcome = run(tmp_path, script, ranks=3, seconds=5.0)
-    assert outcome.failure == "the exchange of values hangs: not done after 5 s, GPU 0 in: copy from GPU 0 to GPU 1"
+    outcome = run(tmp_path, script, ranks=3, seconds=3.0)
+    assert outcome.failure == "the exchange of values hangs: not done after 3 s, GPU 0 in: copy from GPU 0 to GPU 1"
     assert next(outcome.concerns()).blocks == "profiles on several GPUs"
 
 
 def test_where_all_hang_all_are_named(tmp_path: Path) -> None:
-    outcome = run(tmp_path, 'put(step=3, at="meet")\nhang()', seconds=5.0)
-    assert outcome.failure == "the exchange of values hangs: not done after 5 s, GPU 0, GPU 1 in: meet"
+    outcome = run(tmp_path, 'put(step=3, at="meet")\nhang()', seconds=3.0)
+    assert outcome.failure == "the exchange of values hangs: not done after 3 s, GPU 0, GPU 1 in: meet"
 
 
 def test_a_rank_that_was_done_is_not_called_hung(tmp_path: Path) -> None:
     script = 'put(step=3, at="meet")\nif NUMBER:\n    hang()\n' + DONE
-    outcome = run(tmp_path, script, seconds=5.0)
+    outcome = run(tmp_path, script, seconds=3.0)
     assert outcome.failure.endswith("GPU 1 in: meet")
     assert outcome.checked == 3
 
@@ -108,6 +109,14 @@ def test_a_rank_that_dies_ends_the_test_at_once(tmp_path: Path, end: str, said: 
     assert outcome.failure == f"the process of GPU 1 {said}"
 
 
+def test_where_nothing_can_be_tried_nothing_is_blocked(tmp_path: Path) -> None:
+    outcome = run(tmp_path, 'put(step=1, at="load torch")\nput(lacks="torch is not installed")\n' + "hang()")
+    assert what(outcome) == "the values that GPUs exchange were not compared: torch is not installed"
+    assert next(outcome.concerns()).blocks == "nothing"
+    assert (outcome.failure, outcome.checked) == ("", 0)
+    assert str(outcome).startswith("nothing was compared on GPU 0, GPU 1")
+
+
 def test_nonsense_between_the_lines_does_no_harm(tmp_path: Path) -> None:
     script = "print('hello'); print('[1]'); print('{'); sys.stdout.write('{\"at\": ')\nprint('\"x\", \"step\": 1}')\n"
     assert run(tmp_path, script + DONE).checked == 6
@@ -115,6 +124,12 @@ def test_nonsense_between_the_lines_does_no_harm(tmp_path: Path) -> None:
 
 def test_a_command_that_cannot_be_run_is_said(tmp_path: Path) -> None:
     outcome = exchange.run(["GPU 0"], "cpu", {}, command=(str(tmp_path / "nowhere"),))
+    assert outcome.failure == "the values that GPUs exchange cannot be compared: No such file or directory"
+
+
+def test_a_folder_that_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    outcome = exchange.run(["GPU 0"], "cpu", {})
     assert outcome.failure == "the values that GPUs exchange cannot be compared: No such file or directory"
 
 
