@@ -22,7 +22,7 @@ _LEFT_OUT = frozenset(
     hf_text_config num_gpu_blocks num_cpu_blocks kv_cache_size_tokens kv_cache_max_concurrency compilation_time
     encoder_compilation_time static_forward_context static_all_moe_layers traced_files cache_dir local_cache_dir
     enabled_custom_ops disabled_custom_ops hf_image_processor_config model_arch_config assigned_physical_gpu_ids
-    data_parallel_master_port data_parallel_rpc_port master_port""".split()
+    data_parallel_master_port data_parallel_rpc_port master_port data_parallel_master_ip master_addr""".split()
 )
 
 
