@@ -244,8 +244,8 @@ def _port(text: str) -> int:
 
 
 def _node_port(text: str) -> int:
-    if _port(text) == 65535:
-        raise argparse.ArgumentTypeError("65535 has no port after it, which the engine's handshake takes")
+    if _port(text) > 65533:
+        raise argparse.ArgumentTypeError(f"{text} has no two ports after it, which the engine takes")
     return int(text)
 
 

@@ -178,8 +178,10 @@ def _door_rows(admission: Config) -> Iterator[Row]:
 def _seat_rows(seat: Seat) -> Iterator[Row]:
     """What tells the engine which node it is on, and where the others find it."""
     policy = BY_ID["private-nodes"]
-    where = (("data_parallel_address", seat.head), ("data_parallel_rpc_port", seat.engine_port))
-    for name, value in where:
+    # The first pair is for the front and the replicas, the second for the group of all ranks of all nodes.
+    front = {"data_parallel_address": seat.head, "data_parallel_rpc_port": seat.engine_port}
+    ranks = {"master_addr": seat.head, "master_port": seat.ranks_port}
+    for name, value in (front | ranks).items():
         yield Row(name, value, flags(name, value), policy.reason, f"policy: {policy.id}")
     why = f"this node computes the replicas that follow from its number among {seat.count}"
     yield Row("node_rank", seat.rank, flags("node_rank", seat.rank), why, "derived: --node")

@@ -32,7 +32,7 @@ class Seat:
         rank: of the node; node 0 owns the endpoint.
         count: of nodes.
         head: address of node 0 in the network between the nodes.
-        port: TCP port of our own rendezvous there; the engine's handshake has the next one.
+        port: TCP port of our own rendezvous there; the engine has the next two.
         address: this node's address in that network.
         interface: the name of the network interface with that address; empty: not known, in a plan.
     """
@@ -48,6 +48,11 @@ class Seat:
     def engine_port(self) -> int:
         """Where the engines of the other nodes find that of node 0."""
         return self.port + 1
+
+    @property
+    def ranks_port(self) -> int:
+        """Where the ranks of all nodes meet."""
+        return self.port + 2
 
     @property
     def is_head(self) -> bool:

@@ -132,7 +132,9 @@ def test_a_plan_shows_each_nodes_command(capsys: pytest.CaptureFixture[str]) -> 
     for argv, rank in ((first, "0"), (second, "1")):
         assert argv[argv.index("--node-rank") + 1] == rank
         assert argv[argv.index("--data-parallel-address") + 1] == "ADDRESS_OF_NODE_0"
+        assert argv[argv.index("--master-addr") + 1] == "ADDRESS_OF_NODE_0"
         assert argv[argv.index("--data-parallel-rpc-port") + 1] == "8011"
+        assert argv[argv.index("--master-port") + 1] == "8012"
     assert nodes[0]["processes"] == ["api", "core-0", *(f"rank-0-{rank}" for rank in range(8))]
     assert nodes[1]["processes"] == ["core-1", *(f"rank-1-{rank}" for rank in range(8))]
 
@@ -157,7 +159,7 @@ def test_a_plan_of_one_node_shows_it_alone(capsys: pytest.CaptureFixture[str]) -
         ([TWO, "--plan", "--node", "2", "--on", "b200x8-nodes2"], 3, "there is no node 2"),
         ([TWO, "--node", "1"], 2, "--node says nothing to a chat"),
         (["--list", "--node", "1"], 2, "--node says nothing to --list"),
-        ([TWO, "--serve", "--node", "0", "--head", "127.0.0.1", "--node-port", "65535"], 2, "no port after it"),
+        ([TWO, "--serve", "--node", "0", "--head", "127.0.0.1", "--node-port", "65535"], 2, "no two ports after it"),
     ],
 )
 def test_command_lines_that_cannot_be(
