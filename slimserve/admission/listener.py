@@ -126,9 +126,10 @@ class Listener:
 
         def protocol() -> Protocol:
             state = self._server.server_state
-            return Protocol(self._idle, self._judge_head, config=self._config, server_state=state, app_state={})
+            return Protocol(self._idle, self._judge_head, names, config=self._config, server_state=state, app_state={})
 
         try:
+            names = connection.getsockname()[:2], connection.getpeername()[:2]
             await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
         except OSError:
             connection.close()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slimserve.admission.deadline import Deadline
@@ -32,6 +33,8 @@ REST_SECONDS = 30.0
 # A client that takes nothing of its answer for so long is gone: its slot is wanted.
 UNREAD_SECONDS = 60.0
 
+Name = tuple[str, int]
+
 # What stands for the request whose refusal is out.
 _ANSWERED: Any = SimpleNamespace(response_started=True, response_complete=True, message_event=asyncio.Event())
 
@@ -44,6 +47,7 @@ class Protocol(HttpToolsProtocol):
     Args:
         idle: this one is in it while no request of its own is under way; the longest idle one comes first.
         judge_head: what a request's head alone decides.
+        names: address and port of this end and of the client's.
         args, kwargs: uvicorn's.
     """
 
@@ -51,6 +55,7 @@ class Protocol(HttpToolsProtocol):
         self,
         idle: OrderedDict[Protocol, None],
         judge_head: JudgeHead,
+        names: tuple[Name, Name],
         *args: Any,
         **kwargs: Any,
     ) -> None:
@@ -59,6 +64,7 @@ class Protocol(HttpToolsProtocol):
         self.access_log = False
         self._idle = idle
         self._judge_head = judge_head
+        self._names = names
         # Of the head, of the rest of a body that nobody waits for, or of the time between requests.
         self._deadline = Deadline(self.loop)
         self._rests = False
@@ -78,7 +84,12 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Give the first request's head its deadline."""
-        super().connection_made(transport)
+        # As uvicorn has it, but for the names: to ask the loop for them takes as long as several refusals.
+        self.connections.add(self)
+        self.transport = transport
+        self.flow = FlowControl(transport)
+        self.server, self.client = self._names
+        self.scheme = "http"
         self._unread = Unread(transport, UNREAD_SECONDS, self._has_more, self._cut_off)
         self._idle[self] = None
         self._expect_head()
