@@ -6,7 +6,8 @@ The two sides: `make serve`, and the same command line and environment (as `slim
 started by hand without a supervisor and without the door. First each is started and stopped in turn, the order
 swapped from round to round, and timed from its start to the first token of a real completion. Then both run at once,
 on two ports, and batches of streams go to one and the other in turn: the machine's moods then hit both sides of each
-pair, and the interval is that of the median of paired ratios. Nothing is claimed by this program; it prints JSON, of
+pair, and the interval is that of the median of paired ratios. Whoever's turn it is not is halted meanwhile: the threads
+of an idle engine spin for a while, on the cores of the other. Nothing is claimed by this program; it prints JSON, of
 what it has when it is interrupted.
 """
 
@@ -24,11 +25,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.host import host
+from slimserve.engine import procfs
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = "smollm2-135m-bf16-cpu"
@@ -97,13 +100,42 @@ def batch_rate(port: int, rng: random.Random, streams: int, tokens: int) -> floa
     return counted / elapsed
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server that answers: its first process, its port, and the seconds from its start to its first token."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    seconds: float
+
+    def signal_all(self, number: int) -> None:
+        """Signal each of its processes."""
+        living, family = list(procfs.living()), [self.process.pid]
+        for pid in family:
+            family += [child.pid for child in living if child.parent == pid]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
 @contextlib.contextmanager
-def running(start: Callable[[int], subprocess.Popen[bytes]], port: int) -> Iterator[float]:
-    """A server on `port`, stopped at the end; gives the seconds from its start to its first token."""
+def halted(servers: Sequence[Server]) -> Iterator[None]:
+    """None of them runs meanwhile."""
+    try:
+        for server in servers:
+            server.signal_all(signal.SIGSTOP)
+        yield
+    finally:
+        for server in servers:
+            server.signal_all(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def running(start: Callable[[int], subprocess.Popen[bytes]], port: int) -> Iterator[Server]:
+    """A server on `port`, stopped at the end."""
     begin = time.perf_counter()
     process = start(port)
     try:
-        yield first_token_seconds(port, begin, process)
+        yield Server(process, port, first_token_seconds(port, begin, process))
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
@@ -162,17 +194,19 @@ def main() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         for turn in range(args.rounds):
             for side in sorted(sides, reverse=turn % 2 == 0):
-                with running(sides[side], args.port) as seconds:
-                    first[side].append(round(seconds, 2))
-                print(f"round {turn} {side}: first token after {seconds:.2f} s", file=sys.stderr)
+                with running(sides[side], args.port) as server:
+                    first[side].append(round(server.seconds, 2))
+                print(f"round {turn} {side}: first token after {server.seconds:.2f} s", file=sys.stderr)
         rng = random.Random(1)
-        with running(by_make, args.port), running(by_hand, args.port + 1):
-            ports = {"served": args.port, "bare": args.port + 1}
+        with running(by_make, args.port) as served, running(by_hand, args.port + 1) as bare:
+            turns = {"served": (served, bare), "bare": (bare, served)}
             for pair in range(args.pairs):
-                for side in sorted(ports, reverse=pair % 2 == 0):
-                    # An engine that has just waited for the other's turn is slow at first; that is not compared.
-                    batch_rate(ports[side], rng, args.streams, args.tokens // 4)
-                    rates[side].append(round(batch_rate(ports[side], rng, args.streams, args.tokens), 2))
+                for side in sorted(turns, reverse=pair % 2 == 0):
+                    server, other = turns[side]
+                    with halted([other]):
+                        # An engine that has just waited for the other's turn is slow at first; that is not compared.
+                        batch_rate(server.port, rng, args.streams, args.tokens // 4)
+                        rates[side].append(round(batch_rate(server.port, rng, args.streams, args.tokens), 2))
     complete_pairs = min(map(len, rates.values()))  # of one that was interrupted, half may be there
     result = {
         "profile": PROFILE,
