@@ -4,6 +4,7 @@
     secret.py      what the nodes know and nobody else does
     wire.py        a link between two nodes: mutual proof, then signed lines of bounded size and a beat
     agreement.py   what must be the same on all nodes, and a line for each thing that is not
+    arrivals.py    who comes to node 0's port: proves itself and claims a place, or is cut off
     head.py        node 0's side: who has come, whether all agree, when to start, who was lost
     orders.py      the other nodes' side: what node 0 wants
     headless.py    one start of an engine without an endpoint

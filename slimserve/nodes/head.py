@@ -12,29 +12,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from slimserve.engine import ports, stop_signals, waiting
-from slimserve.engine.descriptors import wait_readable
+from slimserve.engine import stop_signals, waiting
 from slimserve.engine.stop_signals import Stopped
 from slimserve.errors import Failed, Finding, Refused, SlimserveError
 from slimserve.nodes import wire
 from slimserve.nodes.agreement import Claim, differences, strange
+from slimserve.nodes.arrivals import Arrivals
 from slimserve.nodes.seat import Seat
 from slimserve.nodes.wire import Broken, Link, Message
 from slimserve.shapes import ShapeError, build
 
 # Nodes are started by people and by schedulers: the first waits so long for the last, and for one that was lost.
 JOIN_SECONDS = 600.0
-# What has not proved itself yet; a right node needs a moment, so that the oldest is whoever does not want to.
-MOST_STRANGERS = 32
 LEAVE_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
-_MOST_TOLD = 100
 _MOST_LETTERS = 4000
 
 
@@ -77,12 +73,8 @@ class Head:
         self._trouble: SlimserveError | None = None
         self._asked = ""
         self._left = False
-        self._told: set[str] = set()
-        self._strangers: list[socket.socket] = []
-        self._listening: socket.socket | None = None
+        self._arrivals: Arrivals | None = None
         self._alarm, self._alarmer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._end, self._ender = os.pipe2(os.O_CLOEXEC)
-        self._acceptor: threading.Thread | None = None
 
     def fileno(self) -> int:
         """A descriptor that is readable while `check` has something to say."""
@@ -112,9 +104,7 @@ class Head:
         Raises:
             Refused: the port cannot be had.
         """
-        self._listening = ports.listen(self._seat.head, self._seat.port)
-        self._acceptor = threading.Thread(target=self._accept, daemon=True, name="slimserve-nodes")
-        self._acceptor.start()
+        self._arrivals = Arrivals(self._seat, self._secret, self._join, self._report)
         others = ", ".join(str(rank) for rank in self._ranks)
         self._report(f"waits for node {others} at {self._seat.head}:{self._seat.port}")
 
@@ -200,7 +190,8 @@ class Head:
 
     def close(self) -> None:
         """Wait until each node has gone, and listen no more."""
-        if self._listening is None:
+        arrivals, self._arrivals = self._arrivals, None
+        if arrivals is None:
             return
         if not self._left:
             self.leave(None, 1)
@@ -211,7 +202,11 @@ class Head:
             late = list(self._members)
         for rank in late:
             self._report(f"node {rank} has not said that it stopped within {LEAVE_SECONDS:g} s")
-        self._hang_up()
+        arrivals.close()
+        with self._changed:
+            members, self._members = list(self._members.values()), {}
+        for member in members:
+            member.link.close()
 
     @property
     def _ranks(self) -> range:
@@ -278,49 +273,12 @@ class Head:
             with contextlib.suppress(Broken):  # its reader tells that it is lost
                 member.link.send(message)
 
-    def _accept(self) -> None:
-        listening = self._listening
-        if listening is None:
-            raise RuntimeError("not open")
-        while True:
-            wait_readable([listening, self._end], None)
-            if wait_readable([self._end], 0):
-                return
-            try:
-                connection, address = listening.accept()
-            except OSError as error:  # it went away again, or there is no descriptor left
-                self._say_once(f"a connection cannot be taken: {error.strerror}")
-                time.sleep(0.05)
-                continue
-            with self._changed:
-                self._strangers.append(connection)
-                oldest = self._strangers.pop(0) if len(self._strangers) > MOST_STRANGERS else None
-            if oldest is not None:
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
-            threading.Thread(target=self._greet, args=(connection, address[0]), daemon=True).start()
-
-    def _greet(self, connection: socket.socket, address: str) -> None:
-        """See who has come."""
-        deadline = time.monotonic() + wire.HELLO_SECONDS
-        try:
-            link = wire.accept(connection, self._secret, deadline)
-            try:
-                self._join(link, build(Claim, link.receive(deadline).get("claim")))
-            except (Broken, ShapeError):
-                link.close()
-                raise
-        except (Broken, ShapeError) as error:
-            self._say_once(f"somebody at {address} is turned away: {error}")
-        finally:
-            with self._changed:
-                if connection in self._strangers:
-                    self._strangers.remove(connection)
-
     def _join(self, link: Link, claim: Claim) -> None:
         rank = claim.rank
         refusal = strange(self._claim, claim)
         with self._changed:
+            if self._left:
+                refusal = Finding("node 0 is ending", "it was told to stop, or cannot go on", "start all nodes anew")
             before = self._members.get(rank)
             if refusal is None and before is not None and before.claim.instance != claim.instance:
                 what = f"rank {rank} is taken by a node at {before.link.peer}"
@@ -333,7 +291,7 @@ class Head:
                 member = self._members[rank] = Member(link, claim)
                 self._changed.notify_all()
         if refusal is not None:
-            self._say_once(f"a node at {link.peer} is turned away: {refusal.what}")
+            self._report(f"a node at {link.peer} is turned away: {refusal.what}")
             with contextlib.suppress(Broken):
                 link.send({"do": "leave", "status": Refused.exit_code, "findings": short(Refused(refusal))})
                 link.receive(time.monotonic() + wire.HELLO_SECONDS)  # it hangs up once it has read that
@@ -372,31 +330,6 @@ class Head:
             self._fail(_lost(rank, member.link.peer, reason))
             self._changed.notify_all()
         self._report(f"node {rank} is gone: {reason}")
-
-    def _say_once(self, line: str) -> None:
-        """Report what strangers can cause as often as they like."""
-        with self._changed:
-            if line in self._told or len(self._told) >= _MOST_TOLD:
-                return
-            self._told.add(line)
-        self._report(line)
-
-    def _hang_up(self) -> None:
-        listening, self._listening = self._listening, None
-        if listening is None:
-            return
-        os.write(self._ender, b".")
-        if self._acceptor is not None:
-            self._acceptor.join()
-        listening.close()
-        with self._changed:
-            members, self._members = list(self._members.values()), {}
-            strangers = list(self._strangers)
-        for member in members:
-            member.link.close()
-        for connection in strangers:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _lost(rank: int, address: str, reason: str) -> Failed:

@@ -6,6 +6,7 @@ The model's experts lie on both, so that each step is taken by both together, ov
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import os
@@ -34,6 +35,7 @@ REGISTRY = ROOT / "tests/nodes"
 SECRET = "a-secret-of-the-tests-that-is-long-enough"
 HEAD = namespaces.ADDRESSES[0]
 SECONDS = 240.0
+pytestmark = pytest.mark.timeout(900)  # starts of two engines each, on two cores
 
 
 @pytest.fixture
@@ -51,9 +53,11 @@ class Nodes:
     def __init__(self, names: tuple[str, str], home: Path) -> None:
         self.names, self.home = names, home
         self.started: list[Server] = []
-        session = open_session({"SLIMSERVE_PROFILES": str(REGISTRY), "SLIMSERVE_CACHE": str(home / "cache")})
-        subject = session.registry.subject(session.registry.default)
-        generated.write(subject.model, None, session.weights(subject).folder)
+        for rank in range(2):
+            variables = {"SLIMSERVE_PROFILES": str(REGISTRY), "SLIMSERVE_CACHE": str(self.cache(rank))}
+            session = open_session(variables)
+            subject = session.registry.subject(session.registry.default)
+            generated.write(subject.model, None, session.weights(subject).folder)
 
     def start(self, rank: int, *arguments: str, **variables: str) -> Server:
         """`--serve --node RANK` in the namespace of that node."""
@@ -62,7 +66,7 @@ class Nodes:
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.home),
-            "SLIMSERVE_CACHE": str(self.home / "cache"),
+            "SLIMSERVE_CACHE": str(self.cache(rank)),
             "SLIMSERVE_STATE": str(self.state(rank)),
             "SLIMSERVE_PROFILES": str(REGISTRY),
             "SLIMSERVE_NODE_SECRET": SECRET,
@@ -76,6 +80,9 @@ class Nodes:
         threading.Thread(target=server._listen, daemon=True).start()
         self.started.append(server)
         return server
+
+    def cache(self, rank: int) -> Path:
+        return self.home / f"cache-{rank}"
 
     def state(self, rank: int) -> Path:
         return self.home / f"state-{rank}"
@@ -94,16 +101,11 @@ class Nodes:
 
     def processes(self) -> list[procfs.Process]:
         """Everything that lives and was started for these nodes, on either."""
-        entry = f"SLIMSERVE_CACHE={self.home / 'cache'}".encode()
         found = []
         for process in procfs.living():
-            try:
-                environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-                words = procfs.command_line(process.pid)
-            except OSError:
-                continue
-            if entry in environ or str(self.home) in words or any(str(self.home).encode() in one for one in environ):
-                found.append(process)
+            with contextlib.suppress(OSError):  # it is gone
+                if str(self.home).encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
+                    found.append(process)
         return found
 
     def engines(self) -> list[procfs.Process]:
@@ -178,6 +180,12 @@ def test_two_nodes_serve_together_and_drain_together(nodes: Nodes) -> None:
     assert "default" not in namespaces.routes(nodes.names[0]) + namespaces.routes(nodes.names[1])
     head, worker = nodes.ready()
     assert head.wait_for("gate: node 1 is as planned")
+    for name in nodes.names:  # DEBUG
+        Path("/tmp/nodes/ss-" + name).write_text(
+            subprocess.run(["ip", "netns", "exec", name, "ss", "-tnap"], capture_output=True, text=True).stdout
+        )  # DEBUG
+    for process in nodes.engines():
+        assert SECRET.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes()
     assert worker.wait_for("gate: 2 processes are as planned")
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(nodes.ask, [f"question {number}" for number in range(8)]))
@@ -189,14 +197,12 @@ def test_two_nodes_serve_together_and_drain_together(nodes: Nodes) -> None:
     assert (nodes.status(1).status.state, nodes.status(1).port) == ("ready", 0)
     # One that is under way when the head is told to stop is answered to its end.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        before = sum(served.values())
-        last = pool.submit(nodes.ask, "the last one", 400)
+        last = pool.submit(nodes.ask, "the last one", 120)
         until(lambda: _running(nodes) > 0, 30)
         head.process.send_signal(signal.SIGTERM)
         answer = last.result(120)
     assert answer["status"] == 200
-    assert answer["usage"]["completion_tokens"] == 400  # type: ignore[index]
-    assert before == 8 + 1  # and the token that proved it ready
+    assert answer["usage"]["completion_tokens"] == 120  # type: ignore[index]
     assert (head.process.wait(60), worker.process.wait(60)) == (0, 0)
     head.wait_for("every answer is complete")
     worker.wait_for("node 0 has ended all")
@@ -226,13 +232,14 @@ def test_nodes_that_differ_refuse_before_an_engine_is_started(nodes: Nodes, tmp_
         assert not any(line.startswith("slimserve: loading") for line in server.words)
 
 
-def test_a_node_that_dies_is_replaced_and_a_cable_that_is_pulled_is_noticed(nodes: Nodes) -> None:
+def test_they_come_together_again_after_a_death_and_part_when_the_cable_is_pulled(nodes: Nodes) -> None:
     head, worker = nodes.ready()
     supervisor = nodes.status(1).pid
     os.kill(supervisor, signal.SIGKILL)
     head.wait_for("node 1 at 10.77.0.2 is lost", 30)
     until(lambda: not nodes.engines(), 30)  # neither its own, nor the head's
-    assert nodes.status(0).status.state == "restarting" or "waits" in nodes.status(0).status.reason
+    until(lambda: "node 1 has not come" in nodes.status(0).status.reason, 30)
+    assert nodes.status(0).status.state == "restarting"
     another = nodes.start(1)
     another.wait_for("ready: computes", SECONDS)
     assert nodes.ask("again")["status"] == 200

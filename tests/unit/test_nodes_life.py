@@ -16,6 +16,7 @@ from nodes_support import Group, seat
 from supervisor_support import Driver, Fake, ask, fake_fixture
 from waiting import until
 
+from slimserve import status_command
 from slimserve.engine import endpoints
 from slimserve.nodes import wire
 
@@ -68,6 +69,12 @@ def test_the_status_of_each_says_which_node_it_is(fake: Fake, group: Group) -> N
         return {one.node.split(",")[0]: (one.status.state, one.port > 0) for one in endpoints.living(fake.runs)}
 
     until(lambda: seen() == {"node 0 of 2": ("ready", True), "node 1 of 2": ("ready", False)}, 10)
+    said = status_command.render(status_command.look({"SLIMSERVE_STATE": str(fake.runs.parent)}), time.time())
+    assert (
+        f"node 1 of 2, node 0 at 127.0.0.1:{group.port}\n    no endpoint of its own   process {worker.process.pid}"
+        in said
+    )
+    assert said.count("listens on") == 1
     head.process.send_signal(signal.SIGTERM)
     assert (end(head)[0], end(worker)[0]) == (0, 0)
 
