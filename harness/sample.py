@@ -1,0 +1,197 @@
+"""What is asked of a server, and what came: the words that workloads, client, statistics and receipts share.
+
+All times are seconds on the monotonic clock, from the moment at which the client began (`client.drive`). All counts of
+tokens are the server's `usage`; nothing is guessed from text or from the number of chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Phase = Literal["warm-up", "measure"]
+Outcome = Literal["ok", "failed", "rejected", "void"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request. Exactly one of `prompt_ids`, `text` and `messages` is set.
+
+    Args:
+        id: distinct within a run.
+        phase: samples of the warm-up are kept, and no statistic counts them.
+        max_tokens: of the answer; the exact number with `ignore_eos`.
+        prompt_ids: the prompt as token ids, for an API that takes them.
+        text: the prompt as text, whose encoding has `asked_prompt_tokens`.
+        messages: a chat; how many tokens the server's template adds is its own affair.
+        sampling: parameters of the request such as `temperature`; empty leaves the model's own in force.
+        asked_prompt_tokens: tokens that `usage` must count; None where the number is not exact.
+        ignore_eos: the answer goes on to `max_tokens`.
+        seed: of the sampling.
+    """
+
+    id: str
+    phase: Phase
+    max_tokens: int
+    prompt_ids: tuple[int, ...] | None = None
+    text: str | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    asked_prompt_tokens: int | None = None
+    ignore_eos: bool = False
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Jobs that follow each other, each after the answer to the one before.
+
+    Args:
+        jobs: in their order.
+        gaps_s: seconds before each job, as many as jobs; empty for none.
+    """
+
+    jobs: tuple[Job, ...]
+    gaps_s: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.gaps_s and len(self.gaps_s) != len(self.jobs):
+            raise ValueError(f"{len(self.gaps_s)} gaps for {len(self.jobs)} jobs")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What came of one job.
+
+    `failed` is an answer that broke off or never came, `rejected` a server that would not take the request, `void` an
+    answer that came and cannot be believed. Every job that was begun has one sample of one of the four outcomes.
+
+    Args:
+        job, phase: of the job.
+        outcome, reason: the reason is empty for `ok`.
+        status: of the last answer; None if there was none.
+        asked_s: when the job was first sent, or would have been, were the client on time.
+        sent_s: when the request was sent that was not refused.
+        arrivals_s: when each chunk came that carried text (answer, thought or tool call) or raised the count of tokens.
+        counts: tokens of the answer that the server had counted at each arrival; None if it does not say.
+        pieces: chunks that carried text.
+        ended_s: when the answer was over, for good or ill.
+        prompt_tokens, completion_tokens, cached_tokens: from the last `usage`; None where that does not say.
+        retries: how often the server refused, said when to come again, and was asked again.
+        text_sha256: hexadecimal, of the text of the answer, thought and tool calls included; empty if there was none.
+        finish_reason: as the server words it.
+    """
+
+    job: str
+    phase: Phase
+    outcome: Outcome
+    asked_s: float
+    sent_s: float
+    ended_s: float
+    reason: str = ""
+    status: int | None = None
+    arrivals_s: tuple[float, ...] = ()
+    counts: tuple[int, ...] | None = None
+    pieces: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    retries: int = 0
+    text_sha256: str = ""
+    finish_reason: str | None = None
+
+    @property
+    def first_s(self) -> float | None:
+        """When the first token came."""
+        return self.arrivals_s[0] if self.arrivals_s else None
+
+    @property
+    def last_s(self) -> float | None:
+        """When the last token came."""
+        return self.arrivals_s[-1] if self.arrivals_s else None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to the first token, from the request that was not refused."""
+        return self.arrivals_s[0] - self.sent_s if self.arrivals_s else None
+
+    @property
+    def refused_s(self) -> float:
+        """Time before the request that was not refused, in which the server refused others or the client was late."""
+        return self.sent_s - self.asked_s
+
+    @property
+    def e2e_s(self) -> float | None:
+        """Time to the last token, from the request that was not refused."""
+        return self.arrivals_s[-1] - self.sent_s if self.arrivals_s else None
+
+    @property
+    def itl_s(self) -> tuple[float, ...]:
+        """Inter-token latencies: one for each token but the first; their sum is the time from the first to the last.
+
+        The tokens of one chunk share the time since the chunk before equally; those that came with the first token
+        took none. Empty where the server does not prove how many tokens each chunk had: then `tpot_s` is all that is
+        known.
+        """
+        counts = self.counts or self._one_each()
+        if not counts:
+            return ()
+        latencies = [0.0] * (counts[0] - 1)
+        for place in range(1, len(counts)):
+            tokens = counts[place] - counts[place - 1]
+            if tokens:
+                latencies += [(self.arrivals_s[place] - self.arrivals_s[place - 1]) / tokens] * tokens
+        return tuple(latencies)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time of an output token after the first; None for fewer than two tokens."""
+        if not self.arrivals_s or (self.completion_tokens or 0) < 2:
+            return None
+        return (self.arrivals_s[-1] - self.arrivals_s[0]) / ((self.completion_tokens or 0) - 1)
+
+    def _one_each(self) -> tuple[int, ...] | None:
+        """The counts, where as many tokens as chunks leave no other. The token that ends an answer has no text."""
+        silent = 1 if self.finish_reason == "stop" else 0
+        if self.completion_tokens is None or not 0 <= self.completion_tokens - self.pieces <= silent:
+            return None
+        return tuple(range(1, self.pieces + 1)) if self.pieces == len(self.arrivals_s) else None
+
+    def as_record(self) -> dict[str, Any]:
+        """What JSON can hold of it, without what can be derived."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Sample:
+        """The sample that `as_record` told of, lists for tuples.
+
+        Raises:
+            TypeError: unknown or missing keys.
+        """
+        counts = record.get("counts")
+        whole = {
+            **record,
+            "arrivals_s": tuple(record["arrivals_s"]),
+            "counts": None if counts is None else tuple(counts),
+        }
+        return cls(**whole)
+
+
+def in_flight(samples: Iterable[Sample]) -> tuple[int, float]:
+    """Requests in flight together: the most, and the mean over the time in which there was any."""
+    moments = sorted(
+        moment
+        for sample in samples
+        if sample.status is not None
+        for moment in ((sample.sent_s, 1), (sample.ended_s, -1))
+    )
+    now = most = 0
+    busy_s = weighted_s = before_s = 0.0
+    for moment_s, change in moments:
+        if now:
+            busy_s += moment_s - before_s
+            weighted_s += now * (moment_s - before_s)
+        now, before_s = now + change, moment_s
+        most = max(most, now)
+    return most, weighted_s / busy_s if busy_s else 0.0
