@@ -167,25 +167,16 @@ class Sample:
         """The sample that `as_record` told of, lists for tuples.
 
         Raises:
-            TypeError: unknown or missing keys.
+            KeyError, TypeError: missing or unknown keys.
         """
-        counts = record.get("counts")
-        whole = {
-            **record,
-            "arrivals_s": tuple(record["arrivals_s"]),
-            "counts": None if counts is None else tuple(counts),
-        }
-        return cls(**whole)
+        counts = record["counts"]
+        lists = {"arrivals_s": tuple(record["arrivals_s"]), "counts": counts if counts is None else tuple(counts)}
+        return cls(**{**record, **lists})
 
 
 def in_flight(samples: Iterable[Sample]) -> tuple[int, float]:
     """Requests in flight together: the most, and the mean over the time in which there was any."""
-    moments = sorted(
-        moment
-        for sample in samples
-        if sample.status is not None
-        for moment in ((sample.sent_s, 1), (sample.ended_s, -1))
-    )
+    moments = sorted(moment for one in samples for moment in ((one.sent_s, 1), (one.ended_s, -1)))
     now = most = 0
     busy_s = weighted_s = before_s = 0.0
     for moment_s, change in moments:
