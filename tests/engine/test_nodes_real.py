@@ -1,6 +1,6 @@
 """Two real nodes: `slimserve --serve --node` in two network namespaces, each with a replica of the CPU engine.
 
-The model's experts lie on both, so that each step is taken by both together, over the cable.
+Requests and answers of the second replica, and what its coordinator counts, go over the cable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slimserve.engine import endpoints, procfs
 from slimserve.registry import load_registry
 from slimserve.session import open_session
 
-PROFILE = "experts-slice-cpu-nodes2"
+PROFILE = "hybrid-slice-cpu-nodes2"
 REGISTRY = ROOT / "tests/nodes"
 SECRET = "a-secret-of-the-tests-that-is-long-enough"
 HEAD = namespaces.ADDRESSES[0]
