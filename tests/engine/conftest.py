@@ -1,4 +1,4 @@
-"""The default model on disk, and one endpoint of it for every test that only asks questions."""
+"""The default model on disk, one endpoint of it for every test that only asks questions, and what engines found out."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def smollm2_folder() -> Path:
     """The embedded default's weights, in the user's own cache: fetched and converted once."""
     session = open_session(os.environ)
     return prepare_weights(session, session.plan(session.registry.default), lambda done, total, name: None)
+
+
+@pytest.fixture(scope="session")
+def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one engine leaves what it found in a model's class, so that the next need not import it all to look."""
+    return tmp_path_factory.mktemp("engine_cache")
 
 
 @pytest.fixture(scope="session")

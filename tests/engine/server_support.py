@@ -24,6 +24,18 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+def environment_of(home: Path, key: str | None = KEY) -> dict[str, str]:
+    """The variables of a command whose state lies in `home` and whose caches are the user's own."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "SLIMSERVE_CACHE": str(paths.cache_folder(os.environ)),
+        "SLIMSERVE_STATE": str(home / "state"),
+        "PYTHONPATH": str(ROOT),
+    }
+    return environment if key is None else {**environment, "SLIMSERVE_API_KEY": key}
+
+
 @dataclass
 class Server:
     """`slimserve PROFILE --serve` as a process, its words read as they come."""
@@ -38,15 +50,7 @@ class Server:
     @classmethod
     def start(cls, home: Path, *arguments: str, key: str | None = KEY) -> Server:
         port = free_port()
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(home),
-            "SLIMSERVE_CACHE": str(paths.cache_folder(os.environ)),
-            "SLIMSERVE_STATE": str(home / "state"),
-            "PYTHONPATH": str(ROOT),
-        }
-        if key is not None:
-            environment["SLIMSERVE_API_KEY"] = key
+        environment = environment_of(home, key)
         command = [sys.executable, "-m", "slimserve", PROFILE, "--serve", "--port", str(port), *arguments]
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=home
@@ -72,6 +76,12 @@ class Server:
             found = [line for line in self.words if text in line]
         assert found, f"never said {text!r}:\n{''.join(self.words)}"
         return found[0]
+
+    @property
+    def engine_log(self) -> Path:
+        """What the engine of the one endpoint said."""
+        (log,) = Path(self.environment["SLIMSERVE_STATE"]).glob("runs/*/engine.log")
+        return log
 
     def stop(self) -> int:
         if self.process.poll() is None:

@@ -34,23 +34,18 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def page_url(smollm2_folder: Path, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def page_url(browser: Browser, server: Server) -> Iterator[str]:
     """The page of an endpoint to which several clients talk without a pause."""
-    server = Server.start(tmp_path_factory.mktemp("page"))
     over = threading.Event()
+    clients = [threading.Thread(target=talk, args=(server.port, number, over)) for number in range(STREAMS)]
+    for client in clients:
+        client.start()
     try:
-        url = server.wait_for("page http://").split()[-1]
-        server.wait_for("ready http://")
-        clients = [threading.Thread(target=talk, args=(server.port, number, over)) for number in range(STREAMS)]
-        for client in clients:
-            client.start()
-        yield url
+        yield server.wait_for("page http://").split()[-1]
+    finally:
         over.set()
         for client in clients:
             client.join(120)
-    finally:
-        over.set()
-        server.stop()
 
 
 def talk(port: int, number: int, over: threading.Event) -> None:

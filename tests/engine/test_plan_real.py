@@ -22,6 +22,7 @@ DRIVER = Path(__file__).with_name("planner_driver.py")
 PROFILE = REGISTRY.profiles["smollm2-135m-bf16-cpu"]
 # More than whole blocks of either model: what is left over must not become a block.
 CACHE_BYTES = 50_000_000
+CASES = ("dense", "hybrid")
 
 
 def setting(value: Any) -> Setting[Any]:
@@ -66,15 +67,21 @@ def question(case: str, smollm2_folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("case", ["dense", "hybrid"])
-def test_blocks_and_bytes_are_the_engines(case: str, smollm2_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "cases.json").write_text(json.dumps([question(case, smollm2_folder)]))
-    command = [sys.executable, "-P", str(DRIVER), str(tmp_path / "cases.json"), str(tmp_path / "answers.json")]
+@pytest.fixture(scope="module")
+def answers(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the engine says of each case: one process starts one engine after the other."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "cases.json").write_text(json.dumps([question(case, smollm2_folder) for case in CASES]))
+    command = [sys.executable, "-P", str(DRIVER), str(folder / "cases.json"), str(folder / "answers.json")]
     environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=folder, env=environment)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    (real,) = json.loads((tmp_path / "answers.json").read_text())
-    rank = planned(case)
+    return dict(zip(CASES, json.loads((folder / "answers.json").read_text()), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_blocks_and_bytes_are_the_engines(case: str, answers: dict[str, dict[str, Any]]) -> None:
+    real, rank = answers[case], planned(case)
     held = capacity(rank, rank.sizes)
     assert held.pool_blocks == real["blocks"]
     assert held.pool_blocks * held.slab_bytes == real["allocated"]

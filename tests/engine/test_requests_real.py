@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_thinker
+from server_support import KEY, PROFILE, Server
 from tiny_thinker import EFFORT_TOKENS, END_OF_THOUGHT, MAX_MODEL_LEN, NAME, Answer, Engine
 
 from slimserve.admission.config import Config
@@ -35,7 +35,7 @@ TEMPLATED = [dialect for dialect in Dialect if dialect is not Dialect.COMPLETION
 
 def ask(engine: Engine, dialect: Dialect, **fields: Any) -> Answer:
     path, body, bound = FORMS[dialect]
-    return engine.post(path, {"model": NAME, **body, bound: 8, **fields})
+    return engine.post(path, {"model": engine.model, **body, bound: 8, **fields})
 
 
 def reason(answer: Answer) -> str:
@@ -356,13 +356,10 @@ def test_an_answer_after_the_thought_is_not_taken_for_one(engine: Engine, dialec
     assert Note.THINKING_EXHAUSTED.text not in answer.headers.get("x-slimserve-note", "")
 
 
-@pytest.fixture(scope="module")
-def plain(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A model that does not think: a grammar rules it from its first token on."""
-    home = tmp_path_factory.mktemp("smollm2")
-    door = Config(max_in_flight=CAP, max_model_len=MAX_MODEL_LEN, tools=False)
-    with tiny_thinker.serving(smollm2_folder, home, door, "--max-model-len", str(MAX_MODEL_LEN), *BACKEND) as started:
-        yield started
+@pytest.fixture
+def plain(server: Server) -> Engine:
+    """A model that does not think, the default profile's: a grammar rules it from its first token on."""
+    return Engine(server.port, server.engine_log, PROFILE, KEY)
 
 
 @pytest.mark.parametrize("dialect", Dialect)

@@ -12,32 +12,17 @@ from urllib.parse import quote, unquote
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parsed_support import NAMES, parse
 from server_support import KEY, Server
 
 from slimserve.admission import routes
-from slimserve.engine import command, door, torchvision_cpu, variables
-from slimserve.plan import WeightsOnDisk, describe, make_plan
-from slimserve.registry import load_registry
-
-PROFILES = Path(__file__).parent.parent.parent / "profiles"
-NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml") if path.stem != "sources")
 
 
 def build(profile_id: str) -> Any:
     """The engine's app for the arguments of a profile; without our middleware, which is not a route."""
-    torchvision_cpu.install()
+    _, _, arguments = parse(profile_id)
     from vllm.entrypoints.launchers.app import build_app
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    registry = load_registry(PROFILES, variables.OWNED)
-    subject = registry.subject(registry.profiles[profile_id])
-    weights = WeightsOnDisk(Path("/cache/weights"), ready=True, needed_bytes=0)
-    plan = make_plan(subject, describe(subject.platform, 1 << 50), weights)
-    admission = door.configure(plan, control=Path("/run/engine.sock"))
-    built = command.build(plan, admission, cache=Path("/cache"), user_environment={})
-    parser = make_arg_parser(FlexibleArgumentParser())
-    arguments = parser.parse_args(list(built.argv[built.argv.index(command.ENTRY) + 1 :]))
     arguments.middleware = []
     return build_app(arguments, ("generate",), None)
 
@@ -77,8 +62,7 @@ def test_the_table_is_the_app(profile_id: str) -> None:  # C7
 
 
 def test_the_tasks_are_the_real_engines(server: Server) -> None:
-    (log,) = Path(server.environment["SLIMSERVE_STATE"]).glob("runs/*/engine.log")
-    assert re.search(r"Supported tasks: [(\[]'generate',?[)\]]\n", log.read_text())
+    assert re.search(r"Supported tasks: [(\[]'generate',?[)\]]\n", server.engine_log.read_text())
 
 
 def home(server: Server) -> Path:

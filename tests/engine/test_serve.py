@@ -14,7 +14,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from server_support import KEY, PROFILE, Server, free_port
+from server_support import KEY, PROFILE, Server, environment_of, free_port
 
 from slimserve.engine import procfs
 
@@ -174,12 +174,11 @@ def test_status_names_the_endpoint(server: Server) -> None:
     assert (endpoint["pid"], endpoint["restarts"], endpoint["door"]["in_flight"]) == (server.process.pid, 0, 0)
 
 
-def test_one_question_starts_an_engine_and_leaves_none(smollm2_folder: Path, server: Server, tmp_path: Path) -> None:
+def test_one_question_starts_an_engine_and_leaves_none(smollm2_folder: Path, tmp_path: Path) -> None:
     port = free_port()
-    environment = {**server.environment, "SLIMSERVE_STATE": str(tmp_path / "state"), "HOME": str(tmp_path)}
     result = subprocess.run(
         [sys.executable, "-m", "slimserve", PROFILE, "--port", str(port), "-p", "Say hello."],
-        env=environment,
+        env=environment_of(tmp_path),
         capture_output=True,
         text=True,
         timeout=240,

@@ -29,7 +29,7 @@ GONE_SECONDS = 5.0
 
 
 @pytest.fixture
-def launch(smollm2_folder: Path, tmp_path: Path) -> Iterator[Launch]:
+def launch(smollm2_folder: Path, tmp_path: Path, engine_cache: Path) -> Iterator[Launch]:
     """A launch of the smallest engine that answers; afterwards nothing of it may live."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -49,6 +49,7 @@ def launch(smollm2_folder: Path, tmp_path: Path) -> Iterator[Launch]:
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+        "VLLM_CACHE_ROOT": str(engine_cache),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -109,6 +110,13 @@ def drive(launch: Launch, home: Path) -> subprocess.Popen[str]:
     return driver
 
 
+def on_the_way(launch: Launch, home: Path, moment: str) -> Launch:
+    """A launch that comes past `moment`: an engine whose cache knows the model's class does not inspect it."""
+    if moment != "inspecting":
+        return launch
+    return replace(launch, env={**launch.env, "VLLM_CACHE_ROOT": str(home / "cache")})
+
+
 def await_moment(driver: subprocess.Popen[str], launch: Launch, home: Path, moment: str) -> None:
     """Wait until the engine has come so far: imports, inspects the model, loads (its core lives), or serves."""
     assert driver.stdout is not None
@@ -125,7 +133,7 @@ def await_moment(driver: subprocess.Popen[str], launch: Launch, home: Path, mome
         assert driver.poll() is None, (launch.run_folder / "engine.log").read_text()[-3000:]
         return signs[moment]()
 
-    until(reached, 120.0)
+    until(reached, launch.load_seconds)
 
 
 def await_nothing(home: Path, seconds: float) -> None:
@@ -136,7 +144,7 @@ def await_nothing(home: Path, seconds: float) -> None:
 
 @pytest.mark.parametrize("moment", ["importing", "inspecting", "loading", "serving"])
 def test_kill_9_of_the_supervisor_leaves_no_engine(launch: Launch, tmp_path: Path, moment: str) -> None:  # B1
-    driver = drive(launch, tmp_path)
+    driver = drive(on_the_way(launch, tmp_path, moment), tmp_path)
     try:
         await_moment(driver, launch, tmp_path, moment)
         before = set(os.listdir("/dev/shm"))
@@ -149,7 +157,7 @@ def test_kill_9_of_the_supervisor_leaves_no_engine(launch: Launch, tmp_path: Pat
 
 @pytest.mark.parametrize("moment", ["importing", "inspecting", "loading"])
 def test_sigterm_before_ready_leaves_nothing(launch: Launch, tmp_path: Path, moment: str) -> None:  # B2
-    driver = drive(launch, tmp_path)
+    driver = drive(on_the_way(launch, tmp_path, moment), tmp_path)
     try:
         await_moment(driver, launch, tmp_path, moment)
         driver.send_signal(signal.SIGTERM)

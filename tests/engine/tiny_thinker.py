@@ -116,17 +116,20 @@ class Answer:
 
 
 class Engine:
-    """An engine behind the door, on a port of loopback."""
+    """An engine behind the door, on a port of loopback, by the name and the key that it serves for."""
 
-    def __init__(self, port: int, log: Path) -> None:
+    def __init__(self, port: int, log: Path, model: str = NAME, key: str | None = None) -> None:
         self._port = port
+        self._headers = {"Content-Type": "application/json"}
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
         self.log = log
+        self.model = model
 
     def post(self, path: str, body: object, seconds: float = 120.0) -> Answer:
         """Send JSON, wait for the whole answer."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        url = f"http://127.0.0.1:{self._port}{path}"
+        request = urllib.request.Request(url, json.dumps(body).encode(), self._headers)
         try:
             with urllib.request.urlopen(request, timeout=seconds) as answer:
                 return Answer(answer.status, answer.read(), _lower(answer.headers))
@@ -150,6 +153,7 @@ def serving(model: Path, home: Path, door: Config, *arguments: str, seconds: flo
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",  # threads would wait for each other longer than they compute with so small a model
         "VLLM_CPU_KVCACHE_SPACE": "1",
         ADMISSION_VARIABLE: door.to_text(),
     }
