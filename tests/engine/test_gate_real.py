@@ -103,6 +103,13 @@ def dense(smollm2_folder: Path) -> Plan:
     return dense_plan(smollm2_folder)
 
 
+@pytest.fixture
+def home(tmp_path: Path, engine_cache: Path) -> Path:
+    """A folder for an engine that need not start from nothing."""
+    (tmp_path / "cache").symlink_to(engine_cache)
+    return tmp_path
+
+
 def settings_of(refusals: list[str]) -> set[str]:
     return {what.split(":", 1)[0] for what in refusals}
 
@@ -129,17 +136,17 @@ def test_a_hybrid_as_planned_serves_and_its_configuration_is_written_down(hybrid
 
 
 @pytest.mark.parametrize("parallel", ["tensor_parallel_size", "data_parallel_size"])
-def test_each_rank_and_each_replica_gives_its_word(hybrid: Plan, tmp_path: Path, parallel: str) -> None:
+def test_each_rank_and_each_replica_gives_its_word(hybrid: Plan, home: Path, parallel: str) -> None:
     both = hybrid_plan(hybrid.weights.folder, **{parallel: 2})
     assert len(expected.processes(both)) == (4 if parallel == "tensor_parallel_size" else 5)
-    started = endpoint(both, tmp_path, "--load-format", "dummy")
+    started = endpoint(both, home, "--load-format", "dummy")
     started.serve()
     assert started.resolved["resolved"]["settings"].keys() == set(expected.processes(both))
 
 
-def test_what_the_engine_is_told_otherwise_is_a_line_each(dense: Plan, tmp_path: Path) -> None:
+def test_what_the_engine_is_told_otherwise_is_a_line_each(dense: Plan, home: Path) -> None:
     more = ["--no-enable-prefix-caching", "--max-model-len", "1024", "--block-size", "64", "--max-num-seqs", "4"]
-    refused = endpoint(dense, tmp_path, *more, VLLM_CPU_KVCACHE_SPACE="1").refusals()
+    refused = endpoint(dense, home, *more, VLLM_CPU_KVCACHE_SPACE="1").refusals()
     assert settings_of(refused) == {
         "enable_prefix_caching",
         "max_model_len",
@@ -151,13 +158,13 @@ def test_what_the_engine_is_told_otherwise_is_a_line_each(dense: Plan, tmp_path:
     assert "max_model_len: planned 2048, resolved 1024 in rank-0-0" in refused
 
 
-def test_an_environment_that_makes_a_hybrid_fall_back_is_seen(hybrid: Plan, tmp_path: Path) -> None:
-    changed = endpoint(hybrid, tmp_path, "--load-format", "dummy", VLLM_USE_BREAKABLE_CUDAGRAPH="1")
+def test_an_environment_that_makes_a_hybrid_fall_back_is_seen(hybrid: Plan, home: Path) -> None:
+    changed = endpoint(hybrid, home, "--load-format", "dummy", VLLM_USE_BREAKABLE_CUDAGRAPH="1")
     assert settings_of(changed.refusals()) == {"breakable_graphs"}
 
 
-def test_a_generation_config_that_changes_the_sampling_is_seen(dense: Plan, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
+def test_a_generation_config_that_changes_the_sampling_is_seen(dense: Plan, home: Path) -> None:
+    folder = home / "model"
     folder.mkdir()
     for file in dense.weights.folder.iterdir():
         if file.is_file():
@@ -165,12 +172,12 @@ def test_a_generation_config_that_changes_the_sampling_is_seen(dense: Plan, tmp_
     (folder / "generation_config.json").unlink(missing_ok=True)
     (folder / "generation_config.json").write_text(json.dumps({"top_k": 5}))
     other = replace(dense, weights=replace(dense.weights, folder=folder))
-    (refused,) = endpoint(other, tmp_path).refusals()
+    (refused,) = endpoint(other, home).refusals()
     assert refused.startswith("sampling_defaults: planned")
     assert '"top_k": 5' in refused
 
 
 @pytest.mark.parametrize("plugins", ["", "another"])
-def test_without_the_gate_in_its_processes_it_does_not_come_up(dense: Plan, tmp_path: Path, plugins: str) -> None:
-    (refused,) = endpoint(dense, tmp_path, VLLM_PLUGINS=plugins).refusals()
+def test_without_the_gate_in_its_processes_it_does_not_come_up(dense: Plan, home: Path, plugins: str) -> None:
+    (refused,) = endpoint(dense, home, VLLM_PLUGINS=plugins).refusals()
     assert refused == "the gate has not run in api, core-0, rank-0-0"
