@@ -58,7 +58,15 @@ def unplug(name: str) -> None:
     _do("-n", name, "link", "set", cable, "down")
 
 
+def listening(name: str) -> set[str]:
+    """The addresses on which somebody there listens for TCP."""
+    command = ["ip", "netns", "exec", name, "ss", "-Htln"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    return {line.split()[3].rpartition(":")[0] for line in done.stdout.splitlines()}
+
+
 def routes(name: str) -> str:
+    """Its routing table, a line each."""
     return _do("-n", name, "route")
 
 

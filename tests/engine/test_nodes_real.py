@@ -180,10 +180,9 @@ def test_two_nodes_serve_together_and_drain_together(nodes: Nodes) -> None:
     assert "default" not in namespaces.routes(nodes.names[0]) + namespaces.routes(nodes.names[1])
     head, worker = nodes.ready()
     assert head.wait_for("gate: node 1 is as planned")
-    for name in nodes.names:  # DEBUG
-        Path("/tmp/nodes/ss-" + name).write_text(
-            subprocess.run(["ip", "netns", "exec", name, "ss", "-tnap"], capture_output=True, text=True).stdout
-        )  # DEBUG
+    # The engine's ports, its collectives' among them, are bound to what faces the other node, and to nothing else.
+    for name, address in zip(nodes.names, namespaces.ADDRESSES, strict=True):
+        assert {where for where in namespaces.listening(name) if where != "127.0.0.1"} == {address}
     for process in nodes.engines():
         assert SECRET.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes()
     assert worker.wait_for("gate: 2 processes are as planned")
