@@ -36,7 +36,7 @@ import uvloop
 
 from harness.flood import Flood
 from harness.host import host
-from harness.serve_bench import ratio
+from harness.stats import rate_ratio
 from slimserve.engine.control import Control
 
 UPSTREAM = Path(__file__).resolve().parent.parent / "tests" / "fakes" / "upstream.py"
@@ -233,7 +233,7 @@ def measure_streams(upstream: Upstream, pairs: int, seconds: float, paced: bool)
         "streams": STREAMS,
         "pairs": pairs,
         "pieces_per_second_bare": round(statistics.median(rates["bare"])),
-        **ratio(rates["door"], rates["bare"]),
+        **rate_ratio(rates["door"], rates["bare"]),
     }
 
 

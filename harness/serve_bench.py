@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.host import host
+from harness.stats import rate_ratio
 from slimserve.engine import procfs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,20 +142,6 @@ def running(start: Callable[[int], subprocess.Popen[bytes]], port: int) -> Itera
         process.wait(60)
 
 
-def ratio(served: list[float], bare: list[float], draws: int = 10_000) -> dict[str, Any]:
-    """Median of the paired ratios, with its 95% bootstrap interval; nothing of no pairs."""
-    ratios = [one / other for one, other in zip(served, bare, strict=True)]
-    if not ratios:
-        return {}
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
-    low, high = medians[int(0.025 * draws)], medians[int(0.975 * draws)]
-    return {
-        "rate_ratio_served_to_bare": round(statistics.median(ratios), 4),
-        "rate_ratio_95": [round(low, 4), round(high, 4)],
-    }
-
-
 def first_tokens(samples: dict[str, list[float]]) -> dict[str, Any]:
     """Medians of the seconds to the first token; nothing while a side has none."""
     if not all(samples.values()):
@@ -212,7 +199,7 @@ def main() -> None:
         "profile": PROFILE,
         **host(),
         **first_tokens(first),
-        **ratio(rates["served"][:complete_pairs], rates["bare"][:complete_pairs]),
+        **rate_ratio(rates["served"][:complete_pairs], rates["bare"][:complete_pairs]),
         "streams": args.streams,
         "tokens": args.tokens,
         "first_token_samples_s": first,

@@ -219,6 +219,10 @@ def _check_references(
     subject = Subject(profile, model, platform)
     yield from check_consistency(subject)
     yield from broken(subject)
+    if any(setting.evidence.receipt is not None for _, setting in profile.settings()):
+        from slimserve import covering
+
+        yield from covering.check(subject, folder / "receipts")
 
 
 @dataclass(frozen=True)

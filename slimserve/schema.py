@@ -1,6 +1,6 @@
-"""JSON schemas of the registry's files, so that an editor completes and checks them while they are written.
+"""JSON schemas of the registry's files, so that an editor completes and checks them, and other programs read them.
 
-python -m slimserve.schema          write profiles/schema.json, models/schema.json and platforms/schema.json
+python -m slimserve.schema          write profiles/schema.json, and those of models, platforms and receipts
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from harness.receipt import Receipt
 from slimserve import paths
 from slimserve.model import Model
 from slimserve.platform import Platform
@@ -21,6 +22,7 @@ FILES: dict[str, type] = {
     "schema.json": Profile,
     "models/schema.json": Model,
     "platforms/schema.json": Platform,
+    "receipts/schema.json": Receipt,
 }
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 

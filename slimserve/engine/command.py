@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from slimserve.admission.config import STATE_PATH, Config
 from slimserve.admission.keys import API_KEY_VARIABLE
+from slimserve.engine import ENGINE_VERSION as ENGINE_VERSION
 from slimserve.engine.gate import expected
 from slimserve.engine.gate.checks import DOOR as DOOR
 from slimserve.engine.gate.expected import PLUGIN
@@ -23,7 +24,6 @@ from slimserve.shapes import plain
 if TYPE_CHECKING:
     from slimserve.nodes.seat import Seat
 
-ENGINE_VERSION = "0.32.0"
 ENTRY = "slimserve.engine.entry"
 # What the supervisor asks of a running engine.
 ASKED = ("/health", "/metrics", STATE_PATH)
