@@ -138,10 +138,11 @@ class Sample:
         if not counts:
             return ()
         latencies = [0.0] * (counts[0] - 1)
-        for place in range(1, len(counts)):
-            tokens = counts[place] - counts[place - 1]
-            if tokens:
-                latencies += [(self.arrivals_s[place] - self.arrivals_s[place - 1]) / tokens] * tokens
+        before, since_s = counts[0], self.arrivals_s[0]
+        for count, arrival_s in zip(counts, self.arrivals_s, strict=True):
+            if count > before:
+                latencies += [(arrival_s - since_s) / (count - before)] * (count - before)
+                before, since_s = count, arrival_s
         return tuple(latencies)
 
     @property

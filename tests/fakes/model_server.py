@@ -41,6 +41,7 @@ SWITCHES: dict[str, Any] = {
     "empty": False,  # 200, and a stream with nothing in it
     "break": None,  # {"how": one of BREAKS, "after": chunks}
     "split": 0,  # bytes a packet, where frames are to come in parts
+    "raw": None,  # just these bytes (as Latin-1) and the end of the connection, instead of an answer
     "status": None,  # an error instead of an answer
     "words": "as told",  # of that error, and of one in the stream
     "retry_after": None,  # a header of that error
@@ -145,6 +146,10 @@ class Server:
             out.reply(fake["status"], {"error": {"message": fake["words"], "code": fake["status"]}}, more=more)
             return
         await asyncio.sleep(fake["head_delay"] * slower)
+        if fake["raw"] is not None:
+            out.transport.write(fake["raw"].encode("latin-1"))
+            out.close()
+            raise Broken
         state = self.state
         state.prompt_tokens += asked.prompt_tokens
         state.cached_tokens += fake["cached"]
