@@ -194,7 +194,7 @@ def body_of(job: Job, target: Target) -> dict[str, Any]:
     if [name for name, prompt in prompts.items() if prompt is not None] != [key]:
         raise ValueError(f"job {job.id} has no {key} or more than that, and goes to the API of {target.api}")
     options = {"include_usage": True} | ({"continuous_usage_stats": True} if target.usage_in_chunks else {})
-    body = {"model": target.model, key: prompts[key], "max_tokens": job.max_tokens}
+    body: dict[str, Any] = {"model": target.model, key: prompts[key], "max_tokens": job.max_tokens}
     body |= {"stream": True, "stream_options": options, **job.sampling}
     if job.ignore_eos:
         body["ignore_eos"] = True

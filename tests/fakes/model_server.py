@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import socket
 import sys
 import time
@@ -28,6 +29,7 @@ SWITCHES: dict[str, Any] = {
     "interval": 0.0,  # seconds between chunks
     "delay": 0.0,  # seconds before the first chunk, after the head
     "head_delay": 0.0,  # seconds before the head
+    "jitter": 0.0,  # each delay and interval is drawn anew, up to this share shorter or longer
     "slower": 1.0,  # factor of all of these
     "grid": False,  # chunks leave on multiples of the interval, those of all streams together, as an engine's steps do
     "pieces": 1,  # tokens a chunk
@@ -171,7 +173,8 @@ class Server:
         interval = fake["interval"] * fake["slower"]
         times = self.times[asked.id] = []
         clock = time.perf_counter
-        due = clock() + fake["delay"] * fake["slower"]
+        jitter = fake["jitter"]
+        due = clock() + fake["delay"] * fake["slower"] * random.uniform(1 - jitter, 1 + jitter)
         if fake["grid"]:
             due += -due % interval
         done = number = 0
@@ -189,7 +192,7 @@ class Server:
             data = frame(asked, "".join(tokens[done:ahead]), last, usage)
             times.append(clock())
             await out.send(data)
-            done, number, due = ahead, number + 1, due + interval
+            done, number, due = ahead, number + 1, due + interval * random.uniform(1 - jitter, 1 + jitter)
         if fake["break"] and fake["break"]["after"] >= number:
             await self.break_off(out, asked, fake["break"]["how"])
         if options.get("include_usage") and fake["usage"] is not None:
