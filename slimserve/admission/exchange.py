@@ -169,7 +169,7 @@ class Exchange:
             if self._watch is not None:
                 message = self._look(self._watch, message, more)
             if not more:
-                self._complete = True
+                self._answer_is_whole()
             if self._held_start is not None:
                 start, self._held_start = self._held_start, None
                 self.started = True
@@ -193,8 +193,15 @@ class Exchange:
     async def pass_on(self, message: Message) -> None:
         """Send a message that is the door's own."""
         self.started = True
-        self._complete = message["type"] == "http.response.body"
+        if message["type"] == "http.response.body":
+            self._answer_is_whole()
         await self._send(message)
+
+    def _answer_is_whole(self) -> None:
+        """The slot is free before the last byte is out: a client that then asks again at once must not be refused."""
+        self._complete = True
+        if self._slot is not None:
+            self._slot.release()
 
     async def _put_into_words(self, body: bytearray, message: Message) -> None:
         """Pass on an error of the engine, once it is complete, in the words of this endpoint."""

@@ -14,11 +14,13 @@ from typing import Any
 import uvicorn
 
 from slimserve.accepting import AT_ONCE, Acceptor
+from slimserve.admission.heads import Heads
 from slimserve.admission.metrics import shared
 from slimserve.admission.protocol import KEEP_ALIVE_SECONDS, Protocol
 from slimserve.admission.rejection import Rejected
 from slimserve.admission.replies import raw_answer
 from slimserve.admission.slots import JudgeHead
+from slimserve.admission.turns import Turns
 
 MOST_CONNECTIONS = 4096
 # Descriptors that connections leave to the engine and to the supervisor's questions; one turn of the loop may take
@@ -67,6 +69,8 @@ class Listener:
         self._acceptor: Acceptor | None = None
         self._socket: socket.socket | None = None
         self._idle: OrderedDict[Protocol, None] = OrderedDict()
+        self._heads = Heads()
+        self._turns = Turns()
         self._most = 0
         self._lingering = 0
 
@@ -126,7 +130,8 @@ class Listener:
 
         def protocol() -> Protocol:
             state = self._server.server_state
-            return Protocol(self._idle, self._judge_head, names, config=self._config, server_state=state, app_state={})
+            ours = (self._idle, self._judge_head, self._heads, names, self._turns)
+            return Protocol(*ours, config=self._config, server_state=state, app_state={})
 
         try:
             names = connection.getsockname()[:2], connection.getpeername()[:2]

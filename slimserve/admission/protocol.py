@@ -19,9 +19,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slimserve.admission.deadline import Deadline
 from slimserve.admission.frames import BLANK_LINE, Cutter, declared_length, invalid
+from slimserve.admission.heads import Head, Heads
 from slimserve.admission.rejection import Rejected
 from slimserve.admission.replies import raw_answer, raw_refusal
 from slimserve.admission.slots import SLOT, JudgeHead, Slot
+from slimserve.admission.turns import Turns
 from slimserve.admission.unread import Unread
 
 HEADER_SECONDS = 10.0
@@ -47,7 +49,9 @@ class Protocol(HttpToolsProtocol):
     Args:
         idle: this one is in it while no request of its own is under way; the longest idle one comes first.
         judge_head: what a request's head alone decides.
+        heads: those of requests that were refused.
         names: address and port of this end and of the client's.
+        turns: when requests that are let in begin.
         args, kwargs: uvicorn's.
     """
 
@@ -55,7 +59,9 @@ class Protocol(HttpToolsProtocol):
         self,
         idle: OrderedDict[Protocol, None],
         judge_head: JudgeHead,
+        heads: Heads,
         names: tuple[Name, Name],
+        turns: Turns,
         *args: Any,
         **kwargs: Any,
     ) -> None:
@@ -64,7 +70,9 @@ class Protocol(HttpToolsProtocol):
         self.access_log = False
         self._idle = idle
         self._judge_head = judge_head
+        self._heads = heads
         self._names = names
+        self._turns = turns
         # Of the head, of the rest of a body that nobody waits for, or of the time between requests.
         self._deadline = Deadline(self.loop)
         self._rests = False
@@ -75,8 +83,6 @@ class Protocol(HttpToolsProtocol):
         # Bytes of the body that are still to come; None: its coding says where it ends.
         self._length: int | None = None
         self._body_left: int | None = None
-        # The head of the last request, and its size with its body, if it came in one piece and was refused by its head.
-        self._refused: tuple[bytes, int] | None = None
         # Bytes since the last that were of a body: the head, or what surrounds chunks.
         self._overhead = 0
         self._cutter = Cutter()
@@ -103,18 +109,16 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse up to the request's end; what is behind it waits, for as long as it is little."""
-        if self._rests and self._refused is not None and self._is_refused_again(data, *self._refused):
+        begins = self._rests or not (self._in_message or self._overhead or self._behind or self._is_answering)
+        if begins and (known := self._heads.of(data)) is not None and self._is_refused(known):
             return
-        begins = not (self._in_message or self._overhead or self._behind or self._is_answering)
         data, self._behind = self._behind + data, b""
         self._parse(data)
         if len(self._behind) > HEADER_BYTES:
             self._behind = b""
             self.cycle.keep_alive = False
         if begins and self._rests and self.cycle is _ANSWERED and self._length is not None:
-            end = data.find(BLANK_LINE) + len(BLANK_LINE)
-            if end + self._length == len(data):
-                self._refused = data[:end], len(data)
+            self._heads.learn(data, Head(self._method, self._path, self.headers, self._length))
 
     # What the parser tells
 
@@ -124,7 +128,6 @@ class Protocol(HttpToolsProtocol):
             # No frame that the parser takes ends elsewhere than where it was cut; if one did, it would be smuggling.
             raise invalid()
         super().on_message_begin()
-        self._refused = None
         self._in_message = self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -214,6 +217,9 @@ class Protocol(HttpToolsProtocol):
         slot, self._slot = self._slot, None
         if slot is not None:
             cycle.scope[SLOT] = slot
+        self._turns.begin(functools.partial(self._begin, slot, cycle, app))
+
+    def _begin(self, slot: Slot | None, cycle: Any, app: Any) -> None:
         task = self.loop.create_task(cycle.run_asgi(app))
         self.tasks.add(task)
         task.add_done_callback(functools.partial(self._answered, slot))
@@ -236,18 +242,15 @@ class Protocol(HttpToolsProtocol):
         self._method = self.parser.get_method().decode("ascii")
         return self._judge_head(self._method, self._path, self.headers)
 
-    def _is_refused_again(self, data: bytes, head: bytes, size: int) -> bool:
-        """Refuse a request that has the head of the last one, which was refused too, if that is still to be.
-
-        It need not be parsed: from where that one was begun, the same bytes mean the same. Those who are refused in a
-        flood mostly come back in the same words.
-        """
-        if len(data) != size or not data.startswith(head) or self.transport.is_closing():
+    def _is_refused(self, head: Head) -> bool:
+        """Refuse a request that came whole and need not be parsed, if it is to be refused by its head."""
+        if self.transport.is_closing():
             return False
-        judged = self._judge_head(self._method, self._path, self.headers)
+        judged = self._judge_head(head.method, head.path, head.headers)
         if not isinstance(judged, Rejected):
             self._slot = judged
             return False
+        self._path = head.path
         self._tell(judged)
         self.server_state.total_requests += 1
         self._idle.pop(self, None)

@@ -88,8 +88,17 @@ class Upstream:
         count = body.get("n") or 1
         self.in_flight += count
         self.most = max(self.most, self.in_flight)
+
+        async def last(message: Message) -> None:
+            # As in the engine, whose work is over before the last of its answer is sent.
+            nonlocal count
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                self.in_flight -= count
+                count = 0
+            await send(message)
+
         try:
-            await self.attend(body, receive, send)
+            await self.attend(body, receive, last)
             self.finished += 1
         finally:
             self.in_flight -= count

@@ -295,6 +295,27 @@ def test_thinking_that_ate_the_budget_shows(door: Door) -> None:
     assert b"budget" not in door.ask({"stream": True}).body
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_asks_one_after_the_other_is_never_refused(make: MakeDoor, kept: bool, stream: bool) -> None:
+    """At a cap of one: the slot is free before the end of the answer is out."""
+    door = make(max_in_flight=1)
+    body = json.dumps(chat() | {"stream": stream}).encode()
+    headers = {"Content-Type": "application/json"}
+    seen = []
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=DEADLINE_SECONDS)
+    for _ in range(200):
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        response = connection.getresponse()
+        response.read()
+        seen.append(response.status)
+        if not kept:
+            connection.close()
+    connection.close()
+    assert seen == [200] * 200
+    assert door.seen["most"] == 1
+
+
 def test_what_is_counted(make: MakeDoor) -> None:
     door = make(max_in_flight=1)
     door.ask()
