@@ -26,8 +26,21 @@ if TYPE_CHECKING:
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
-ACTIONS = ("serve", "plan", "fetch", "list", "doctor", "policies", "status", "add_key", "remove_key", "list_keys")
-ABOUT_A_PROFILE = ("serve", "plan", "fetch", "chat")
+ACTIONS = (
+    "serve",
+    "bench",
+    "plan",
+    "fetch",
+    "list",
+    "doctor",
+    "policies",
+    "status",
+    "add_key",
+    "remove_key",
+    "list_keys",
+    "receipts",
+)
+ABOUT_A_PROFILE = ("serve", "bench", "plan", "fetch", "chat")
 # Which options say something to which actions; anywhere else they would be dropped in silence.
 FITS = {
     "prompt": ("chat",),
@@ -39,16 +52,29 @@ FITS = {
     "node": ("serve", "plan"),
     "head": ("serve", "plan"),
     "node_port": ("serve", "plan"),
+    "workload": ("bench",),
+    "against": ("bench",),
+    "model": ("bench",),
+    "seed": ("bench",),
     "on": ("plan", "list", "doctor"),
     "machine": ("plan", "list", "doctor"),
     "set": ("plan",),
-    "json": ("plan", "list", "doctor", "policies", "status", "list_keys"),
+    "json": ("plan", "list", "doctor", "policies", "status", "list_keys", "receipts"),
 }
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(Finding(message, "the command line is not understood", "see slimserve --help"))
+
+
+class _Words(argparse.Action):
+    """Words of which there may be none: then what they would say by themselves."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        setattr(args, self.dest, values or ["list"])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--version", action="version", version=f"slimserve {__version__}")
     actions = result.add_argument_group("what to do").add_mutually_exclusive_group()
     actions.add_argument("--serve", action="store_true", help="run the OpenAI-compatible endpoint in the foreground")
+    actions.add_argument("--bench", action="store_true", help="measure, and write a receipt of it")
     actions.add_argument("--plan", action="store_true", help="print what would run, with the reason of every setting")
     actions.add_argument("--fetch", action="store_true", help="download and verify the weights")
     actions.add_argument("--list", action="store_true", help="every profile with its verdict on this machine")
@@ -72,9 +99,23 @@ def parser() -> argparse.ArgumentParser:
     actions.add_argument("--add-key", type=_key_name, metavar="NAME", help="make an API key and print it, this once")
     actions.add_argument("--remove-key", type=_key_name, metavar="NAME", help="take an API key away, at once")
     actions.add_argument("--list-keys", action="store_true", help="the names of the API keys")
+    actions.add_argument(
+        "--receipts",
+        nargs="*",
+        action=_Words,
+        metavar="WORD",
+        help="what was measured: list [PROFILE], show ID, verify [ID ...], compare ID ID, report [ID ...]",
+    )
     chat = result.add_argument_group("chat")
     chat.add_argument("-p", "--prompt", metavar="TEXT", help="one question: the answer alone goes to stdout")
     chat.add_argument("--system", metavar="TEXT", help="system prompt of the conversation")
+    measured = result.add_argument_group("bench")
+    measured.add_argument("--workload", metavar="NAME", help="another than those for the profile's platform, or a file")
+    measured.add_argument(
+        "--against", action="append", metavar="URL", help="measure this server instead (repeatable: in turn)"
+    )
+    measured.add_argument("--model", action="append", metavar="NAME", help="the model's name there (one for each)")
+    measured.add_argument("--seed", type=_seed, metavar="N", help="of prompts and sampling (default 1)")
     place = result.add_argument_group("where")
     place.add_argument("--port", type=_port, metavar="N", help=f"TCP port of the endpoint (default {DEFAULT_PORT})")
     place.add_argument("--host", metavar="ADDRESS", help="address to listen on (default 127.0.0.1; others take a key)")
@@ -108,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.disable()
     _open_streams()
     try:
-        status = _run(parser().parse_args(arguments))
+        status = _run(parser().parse_args(arguments, argparse.Namespace(words=tuple(arguments))))
         sys.stdout.flush()
     except SlimserveError as error:
         status = _tell(error, "--json" in arguments)
@@ -159,6 +200,8 @@ def _run(args: argparse.Namespace) -> int:
         return _status(args)
     if args.add_key or args.remove_key or args.list_keys:
         return _keys(args)
+    if args.receipts:
+        return _receipts(args)
     from slimserve.session import open_session
 
     session = open_session(os.environ, args.machine, args.on)
@@ -179,6 +222,8 @@ def _run(args: argparse.Namespace) -> int:
     profile = session.resolve(args.profile)
     if args.fetch:
         return run.fetch(session, profile)
+    if args.bench:
+        return _bench(args, session, profile)
     if args.serve:
         node = (args.node, args.head, args.node_port)
         return run.serve(session, profile, args.host, args.port, args.origin, args.page_port, node)
@@ -194,7 +239,7 @@ def _check_usage(args: argparse.Namespace) -> None:
         raise UsageError(
             Finding(f"{_flag(action)} takes no profile", "it speaks of all of them", f"leave {args.profile} out")
         )
-    if args.profile is None and (action in ("serve", "plan", "fetch") or args.prompt is not None):
+    if args.profile is None and (action in ("serve", "bench", "plan", "fetch") or args.prompt is not None):
         option = _flag("prompt" if action == "chat" else action)
         raise UsageError(Finding(f"{option} needs a profile", "it acts on one", "see slimserve --list"))
     for option, actions in FITS.items():
@@ -255,8 +300,23 @@ def _rank(text: str) -> int:
     return int(text)
 
 
+def _seed(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at most nine digits")
+    return int(text)
+
+
 def _page_port(text: str) -> int:
     return 0 if text == "0" else _port(text)
+
+
+def _bench(args: argparse.Namespace, session: Session, profile: Profile) -> int:
+    from harness import bench_command
+
+    against, models = tuple(args.against or ()), tuple(args.model or ())
+    seed = 1 if args.seed is None else args.seed
+    asked = bench_command.Asked(args.workload, against, models, seed, ("slimserve", *args.words))
+    return bench_command.main(session, profile, asked)
 
 
 def _list(args: argparse.Namespace, session: Session) -> int:
@@ -310,6 +370,17 @@ def _status(args: argparse.Namespace) -> int:
 
     data = status_command.look(os.environ)
     return _emit(args, data, lambda: status_command.render(data, time.time()))
+
+
+def _receipts(args: argparse.Namespace) -> int:
+    from harness import receipts_command
+    from slimserve.session import open_registry
+
+    data, text = receipts_command.answer(open_registry(os.environ), args.receipts)
+    if args.receipts[0] == "report" and not args.json and sys.stdout.isatty():
+        do = "give it a file: slimserve --receipts report > report.html"
+        raise UsageError(Finding("a report is a page of HTML", "a terminal shows none", do))
+    return _emit(args, data, text)
 
 
 def _keys(args: argparse.Namespace) -> int:
