@@ -156,6 +156,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         sys.exit("one core: the client would be measured together with the server; give this process two")
+    where = host()
     os.sched_setaffinity(0, cores[-1:])
     runs = [
         measure(name, together, args.streams, args.rate, args.chunks, set(cores[:-1]))
@@ -165,7 +166,7 @@ def main() -> None:
     ]
     runs.sort(key=lambda one: (one["client"], one["chunks_leave"]))
     asked = {"streams": args.streams, "asked_chunks_a_second": args.rate, "chunks_of_each_stream": args.chunks}
-    print(json.dumps({**host(), **asked, "runs": runs}, indent=1))
+    print(json.dumps({**where, **asked, "runs": runs}, indent=1))
 
 
 if __name__ == "__main__":
