@@ -316,3 +316,37 @@ def _draw(metric: Metric, rounds: Rounds, chosen: NDArray[np.int64], rng: np.ran
 def _known_median(values: Floats) -> float:
     known = values[~np.isnan(values)]
     return float(np.median(known)) if known.size else float("nan")
+
+
+def render(comparison: Comparison) -> str:
+    """The comparison for a person."""
+    sides = {"a": comparison.a, "b": comparison.b}
+    words = {"none": "no difference", "inconclusive": "inconclusive", "mixed": "each side wins something"}
+    lines = [f"A  {comparison.a}", f"B  {comparison.b}", ""]
+    for one in comparison.compared:
+        says = words.get(one.verdict) or f"{one.verdict.upper()} is better by {_by(one)}"
+        lines.append(f"{one.point}  {one.metric:<12} A {_value(one.a, one.unit)}  B {_value(one.b, one.unit)}  {says}")
+        if one.ratio is not None:
+            low, high = one.ratio.low, one.ratio.high
+            lines.append(f"    B / A = {one.ratio.estimate:.3f}, 95% interval {low:.3f} to {high:.3f}: {one.why}")
+        else:
+            lines.append(f"    {one.why}")
+    lines += [f"note: {note}" for note in comparison.notes]
+    verdict = comparison.verdict
+    whole = words.get(verdict) or f"{sides[verdict]} ({verdict.upper()}) wins, and loses nothing"
+    return "\n".join([*lines, "", f"verdict: {whole}"])
+
+
+def _by(one: Compared) -> str:
+    """How much better the better side is, with the interval, in percent of the other side."""
+    if one.ratio is None:
+        return "nothing that is known"
+    found = (one.ratio.estimate, one.ratio.low, one.ratio.high)
+    shares = sorted(abs(value - 1) for value in found[1:])
+    return f"{abs(found[0] - 1):.1%} ({shares[0]:.1%} to {shares[1]:.1%})"
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1e3:.2f} ms" if unit == "s" else f"{value:.1f} {unit}"

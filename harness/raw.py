@@ -110,7 +110,7 @@ def _lines(packed: bytes) -> Iterator[bytes]:
         text = unpacker.decompress(left, 1 << 20)
         left = unpacker.unconsumed_tail
         total += len(text)
-        if not text and not left:
+        if not text and not left and not unpacker.eof:
             raise ValueError("the end is missing")
         *lines, rest = (rest + text).split(b"\n")
         if total > LARGEST_TEXT or len(rest) > LONGEST_LINE:

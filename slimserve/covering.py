@@ -115,5 +115,5 @@ def _uncovered(profile_id: str, loc: Loc, key: str, now: str | None, then: dict[
         loc,
         f"{key} = {'nothing' if now is None else now} is no longer covered by {receipts}",
         f"{'they were' if len(names) > 1 else 'it was'} taken with {' and '.join(before)}",
-        f"take a new one (slimserve {profile_id} --bench) and cite it, or restore the value, or say status: unmeasured",
+        f"restore it; or cite something else, say status: unmeasured, and measure anew: slimserve {profile_id} --bench",
     )

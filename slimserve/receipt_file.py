@@ -73,16 +73,18 @@ def read_bytes(path: Path, largest: int) -> bytes:
     except OSError as error:
         linked = path.is_symlink()
         raise Unreadable("it is a symbolic link" if linked else f"it cannot be read: {error.strerror}") from None
-    with open(file, "rb") as opened:
-        facts = os.fstat(opened.fileno())
+    try:
+        facts = os.fstat(file)
         if not stat.S_ISREG(facts.st_mode):
             raise Unreadable("it is no plain file")
         if facts.st_size > largest:
             raise Unreadable(f"larger than {largest} bytes")
-        try:
-            return opened.read(largest + 1)[:largest]
-        except OSError as error:
-            raise Unreadable(f"it cannot be read: {error.strerror}") from None
+        with open(file, "rb", closefd=False) as opened:
+            return opened.read(facts.st_size)
+    except OSError as error:
+        raise Unreadable(f"it cannot be read: {error.strerror}") from None
+    finally:
+        os.close(file)
 
 
 def _refuse_constant(name: str) -> None:

@@ -155,6 +155,18 @@ class Session:
         return result
 
 
+def open_registry(environment: Mapping[str, str]) -> Registry:
+    """The registry that SLIMSERVE_PROFILES names, or the one that came with the program.
+
+    Raises:
+        RegistryError: a file is wrong.
+    """
+    from slimserve.registry import load_registry
+
+    own = environment.get("SLIMSERVE_PROFILES")
+    return load_registry(Path(own) if own else paths.profiles_folder(), OWNED)
+
+
 def open_session(
     environment: Mapping[str, str], machine_file: Path | None = None, platform: str | None = None
 ) -> Session:
@@ -170,11 +182,9 @@ def open_session(
         UsageError: there is no such platform.
     """
     from slimserve.errors import UsageError
-    from slimserve.registry import load_registry
     from slimserve.shapes import nearest
 
-    own = environment.get("SLIMSERVE_PROFILES")
-    registry = load_registry(Path(own) if own else paths.profiles_folder(), OWNED)
+    registry = open_registry(environment)
     cache = paths.cache_folder(environment)
     if machine_file is not None:
         from slimserve.machine import load_machine

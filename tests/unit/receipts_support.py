@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from harness.sample import Job, Sample
 from slimserve.covering import as_text
 from slimserve.engine import ENGINE_VERSION
 from slimserve.policies import Subject
+from slimserve.receipt_file import digest
 
 HOST = Host(
     id="1" * 64,
@@ -146,6 +148,13 @@ def make(
             measure(recording, seed + concurrency, pace or Pace(), concurrency=concurrency, rounds=rounds)
     recording.close(outcome, reasons, facts)
     return find(folder, name)
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    """A receipt that somebody has changed, the hash put right."""
+    data = json.loads(path.read_text()) | changes
+    data["sha256"] = digest(data)
+    path.write_text(json.dumps(data))
 
 
 def facts_of(subject: Subject) -> Facts:

@@ -14,12 +14,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from receipts_support import facts_of, make, rewrite
 
+from slimserve import paths
 from slimserve.engine.state import Crash, State, Status
 from slimserve.errors import Finding
 from slimserve.operator import app
 from slimserve.operator.app import FILES, HEADERS, LOG_LINES, STATIC
 from slimserve.operator.prometheus import parse
+from slimserve.registry import load_registry
 from slimserve.shapes import plain
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "operator"))
@@ -245,20 +248,24 @@ def test_the_doctor_is_not_asked_for_every_page(
     assert asked == [1]
 
 
-def test_receipts_are_those_of_the_profile_and_broken_ones_are_named(client: httpx.Client, live: Live) -> None:
+def test_receipts_are_those_of_the_profile_newest_first_and_broken_ones_are_named(
+    client: httpx.Client, live: Live
+) -> None:
     assert client.get("/receipts.json").json() == {"profile": "smollm2-135m-bf16-cpu", "receipts": []}
-    folder = live.receipts_folder
-    (folder / "deeper").mkdir(parents=True)
-    (folder / "mine.json").write_text(json.dumps({"profile": "smollm2-135m-bf16-cpu", "workload": "chat"}))
-    (folder / "deeper" / "mine-too.json").write_text(json.dumps({"profile": {"id": "smollm2-135m-bf16-cpu"}}))
-    (folder / "other.json").write_text(json.dumps({"profile": "another"}))
+    registry = load_registry(paths.profiles_folder())
+    facts, folder = facts_of(registry.subject(registry.default)), live.receipts_folder
+    for name in ("newer", "older"):
+        make(folder, name, facts=facts)
+    rewrite(folder / "older.json", written="2026-01-01T00:00:00Z")
+    make(folder, "other")
+    (folder / "schema.json").write_text("{}")
     (folder / "broken.json").write_text("{")
     (folder / "list.json").write_text("[]")
-    found = {one["file"]: one for one in client.get("/receipts.json").json()["receipts"]}
-    assert found.keys() == {"mine.json", "deeper/mine-too.json", "broken.json", "list.json"}
-    assert found["mine.json"]["workload"] == "chat"
-    assert found["list.json"]["problem"] == "no JSON object"
-    assert found["broken.json"]["problem"]
+    found = client.get("/receipts.json").json()["receipts"]
+    assert [one["file"] for one in found] == ["newer.json", "older.json", "list.json", "broken.json"]
+    assert found[0]["workload"]["name"] == "chat-small"
+    assert found[2]["problem"] == "no JSON object"
+    assert found[3]["problem"]
 
 
 def test_the_page_refers_to_nothing_but_itself() -> None:

@@ -1,6 +1,6 @@
 // What changes seldom: settings, doctor, receipts. Everything goes in as text, never as markup.
 
-import { DASH, clock, moment } from "./format.js";
+import { DASH, clock } from "./format.js";
 
 export function make(name, text, className) {
   const node = document.createElement(name);
@@ -57,15 +57,14 @@ export function receipts(data, list) {
     return;
   }
   const table = make("table", undefined, "plain"), head = make("tr"), body = make("tbody");
-  for (const name of ["Receipt", "Workload", "Commit", "When"]) head.append(Object.assign(make("th", name), { scope: "col" }));
+  for (const name of ["Receipt", "Workload", "Outcome", "Tokens/s", "Commit", "When"]) head.append(Object.assign(make("th", name), { scope: "col" }));
   for (const receipt of data.receipts) {
     const row = make("tr"), file = make("td");
     file.append(make("code", receipt.file));
     if (receipt.problem) file.append(make("span", receipt.problem, "evidence"));
-    const when = receipt.time ?? receipt.written ?? null;
-    row.append(file, make("td", receipt.workload === undefined ? DASH : shown(receipt.workload)),
-      make("td", receipt.commit === undefined ? DASH : shown(receipt.commit)),
-      make("td", when === null ? DASH : typeof when === "number" ? moment(when) : shown(when)));
+    const rates = (receipt.points ?? []).map((point) => point.output_tokens_per_s).filter((rate) => typeof rate === "number");
+    const cells = [receipt.workload?.name, receipt.outcome, rates.length ? Math.max(...rates).toFixed(1) : null, receipt.commit, receipt.written];
+    row.append(file, ...cells.map((value) => make("td", value === undefined || value === null ? DASH : shown(value))));
     body.append(row);
   }
   const top = make("thead");
