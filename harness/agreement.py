@@ -9,6 +9,7 @@ exactly so many tokens. The server is the fake one, whose delays scatter, unless
 derived by the same rules from what each client noted of each request. Reported are the paired ratios, ours to theirs,
 with the 95% bootstrap interval of their median; `agree` says whether that contains 1. guidellm is not of this project's
 environment: `--guidellm` names its program in another, and it takes part. It tells no single inter-token latencies.
+`vllm bench serve` reads prompts with pandas, which that environment leaves out: it has to be on PYTHONPATH.
 Prints JSON, of what it has when it is interrupted.
 """
 
