@@ -177,7 +177,8 @@ class _Exchange(asyncio.Protocol):
         self.reply.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        if enough := self._reader(self._now, data):
+        # The parser goes on to the end of what it was given.
+        if not self._over.done() and (enough := self._reader(self._now, data)):
             self._end(enough)
 
     def on_message_complete(self) -> None:
