@@ -93,12 +93,13 @@ def by_vllm(url: str, model: str, prompts: Sequence[str], concurrency: int, toke
     """`vllm bench serve`, from its detailed result."""
     with tempfile.TemporaryDirectory() as folder:
         data, result = Path(folder) / "prompts.jsonl", Path(folder) / "result.json"
-        data.write_text("".join(json.dumps({"prompt": prompt, "output_tokens": tokens}) + "\n" for prompt in prompts))
+        data.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
         base = url.removesuffix("/v1")
         words = f"""--backend openai --base-url {base} --endpoint /v1/completions --model {model}
             --tokenizer {tokenizer} --dataset-name custom --dataset-path {data} --skip-chat-template --disable-shuffle
-            --num-prompts {len(prompts)} --max-concurrency {concurrency} --ignore-eos --num-warmups 0 --disable-tqdm
-            --ready-check-timeout-sec 0 --save-result --save-detailed --result-filename {result}"""
+            --num-prompts {len(prompts)} --max-concurrency {concurrency} --custom-output-len {tokens} --ignore-eos
+            --num-warmups 0 --disable-tqdm --ready-check-timeout-sec 0 --save-result --save-detailed
+            --result-filename {result}"""
         said = said_by([sys.executable, "-c", VLLM_BENCH, *words.split()], result)
     lengths = said["output_lens"]
     if said["completed"] != len(prompts) or set(lengths) != {tokens}:
