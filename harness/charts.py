@@ -13,7 +13,7 @@ from html import escape
 WIDTH = 360
 SERIES = 6
 """colours and marks; a further series begins anew"""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 14, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 28, 44
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,17 @@ def spans(title: str, x_title: str, rows: Sequence[Span]) -> str:
         rows: at least one; all values above 0.
     """
     height = 24 + 22 * len(rows) + _BOTTOM
-    low, high = min(row.p20 for row in rows), max(row.p99 for row in rows)
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    last = max(last, first + 1)
+    marks = _logarithmic(min(row.p20 for row in rows), max(row.p99 for row in rows))
 
     def place(value: float) -> float:
-        return _LEFT + 24 + (math.log10(value) - first) / (last - first) * (WIDTH - _LEFT - 24 - _RIGHT)
+        part = math.log(value / marks[0]) / math.log(marks[-1] / marks[0])
+        return _LEFT + 24 + part * (WIDTH - _LEFT - 24 - _RIGHT)
 
     parts = []
-    for power in range(first, last + 1):
-        x = place(10.0**power)
+    for value in marks:
+        x = place(value)
         parts.append(_line("grid", x, x, 8, height - _BOTTOM))
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{height - _BOTTOM + 15}" text-anchor="middle">'
-            f"{number(10.0**power)}</text>"
-        )
+        parts.append(_tick(x, height, number(value)))
     for index, row in enumerate(rows):
         y = 22 + 22 * index
         colour = f"s{row.series % SERIES}"
@@ -130,9 +126,7 @@ def bars(title: str, x_title: str, rows: Sequence[Bar]) -> str:
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         x = start + share * width
         parts.append(_line("grid", x, x, 8, height - _BOTTOM))
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{height - _BOTTOM + 15}" text-anchor="middle">{share:.0%}</text>'
-        )
+        parts.append(_tick(x, height, f"{share:.0%}"))
     for index, row in enumerate(rows):
         y = 22 + 22 * index
         share, colour = min(1.0, max(0.0, row.share)), f"s{row.series % SERIES}"
@@ -182,10 +176,25 @@ def _axes(height: int, x_ticks: list[float], y_ticks: list[float], x_title: str,
         parts.append(f'<text class="tick" x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
     for value in x_ticks:
         x = _LEFT + value / x_ticks[-1] * (WIDTH - _LEFT - _RIGHT)
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{number(value)}</text>')
-    parts.append(f'<text class="axis" x="4" y="{_TOP - 3}">{escape(y_title)}</text>')
+        parts.append(_tick(x, height, number(value)))
+    parts.append(f'<text class="axis" x="4" y="12">{escape(y_title)}</text>')
     parts.append(_x_title(height, x_title))
     return parts
+
+
+def _logarithmic(low: float, high: float) -> list[float]:
+    """Numbers 1, 2 and 5 times a power of ten, from the last below `low` to the first above `high`; 1 alone of many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 2)
+    found = [times * 10.0**power for power in powers for times in (1, 2, 5)]
+    first = max(place for place, value in enumerate(found) if value <= low)
+    last = min(place for place, value in enumerate(found) if value >= high and place > first)
+    if last - first < 8:
+        return found[first : last + 1]
+    return [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+
+
+def _tick(x: float, height: int, text: str) -> str:
+    return f'<text class="tick" x="{x:.1f}" y="{height - _BOTTOM + 16}" text-anchor="middle">{text}</text>'
 
 
 def _line(kind: str, x1: float, x2: float, y1: float, y2: float) -> str:

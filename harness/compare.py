@@ -310,6 +310,8 @@ def _draw(metric: Metric, rounds: Rounds, chosen: NDArray[np.int64], rng: np.ran
     table = np.full((len(flat), max(map(len, values))), np.nan)
     for row, own in zip(table, values, strict=True):
         row[: len(own)] = own
+    if there.all() and not np.isnan(table).any():
+        return np.asarray(np.median(table[places].reshape(DRAWS, -1), axis=1))
     return np.array([_known_median(table[place[is_there]]) for place, is_there in zip(places, there, strict=True)])
 
 

@@ -128,6 +128,11 @@ class ServerCounts:
     accepted_tokens: Amount | None = None
     """draft tokens that were kept"""
 
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens of a step with drafts, the one included that the model adds itself; None where nothing was drafted."""
+        return 1 + (self.accepted_tokens or 0.0) / self.drafts if self.drafts else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:

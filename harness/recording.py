@@ -151,7 +151,7 @@ class Recording:
             put(samples, packed)
             try:
                 put(receipt, text.encode())
-            except OSError:
+            except BaseException:  # a Ctrl-C too: without a receipt nobody would know whose samples they are
                 samples.unlink()
                 raise
         except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -88,10 +88,11 @@ def _charts(receipts: Sequence[Receipt]) -> Iterator[str]:
         )
         drawn = charts.scatter(title, "tokens/s of a user (P90 interactivity)", "output tokens/s, all users", series)
         yield _figure(title, words, drawn)
-    for title, words, pick in (
+    latencies: tuple[tuple[str, str, Callable[[Point], Quantiles | None]], ...] = (
         ("Time to the first token", "by load; further left is better", lambda point: point.ttft_ms),
         ("Time between tokens", "by load, the first token apart", lambda point: point.itl_ms or point.tpot_ms),
-    ):
+    )
+    for title, words, pick in latencies:
         rows = [
             _span(_short(point), number, times)
             for number, one in numbered

@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+# Counts up with the shape, and with what a number means: `verify` draws all of them from the samples again.
 SCHEMA = 1
 # A receipt is a summary; what is larger is none, and would only hold up whoever reads it.
 LARGEST_BYTES = 4 << 20

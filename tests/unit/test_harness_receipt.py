@@ -16,7 +16,7 @@ from receipts_support import FACTS, HOST, Pace, answer, job, make, measure, rewr
 
 from harness import recording
 from harness.raw import Raw, pack, read_samples
-from harness.receipt import Setup, all_in, find, parse
+from harness.receipt import ServerCounts, Setup, all_in, find, parse
 from harness.recording import Recording, begin, without_secrets
 from harness.verify import verify
 from slimserve import receipt_file
@@ -194,8 +194,14 @@ def test_numbers_of_a_queue_are_called_that(tmp_path: Path) -> None:
         recording.add("c64", 0, job(0), answer(0, 0, 0.1, 0.01))
         recording.add_point(Setup(name="c1", concurrency=1))
         recording.add("c1", 0, job(1), replace(answer(1, 9, 0.1, 0.01), asked_s=3.0))
+        recording.add_point(Setup(name="c2", concurrency=2, slots=2))
+        recording.add("c2", 0, job(2), answer(2, 0, 0.1, 0.01))
+        recording.add_counts("c2", ServerCounts(queue_seconds=95.0, ttft_seconds=100.0, drafts=10, accepted_tokens=25))
 
-    first, second = make(tmp_path, fill=fill).points
+    first, second, third = make(tmp_path, fill=fill).points
+    assert third.notes == ("admission-bound: 95% of the time to the first token was spent in the server's queue",)
+    assert third.server.acceptance_length == 3.5
+    assert first.server.acceptance_length is None
     assert first.notes == ("admission-bound: 64 requests at once on 32 slots, so that some wait",)
     assert second.notes[0].startswith("admission-bound: the median request was refused, or late")
 

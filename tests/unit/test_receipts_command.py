@@ -21,6 +21,7 @@ from harness.receipt import Rate, Receipt, ServerCounts, Setup, all_in
 from harness.recording import Recording
 from harness.report import STYLE
 from harness.report import html as report
+from harness.verify import verify
 from slimserve import paths
 from slimserve.registry import load_registry
 
@@ -131,6 +132,15 @@ class Page(html.parser.HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+def test_the_receipts_of_the_registry_prove_what_they_say() -> None:
+    folder = paths.profiles_folder() / "receipts"
+    receipts, unusable = all_in(folder)
+    assert unusable == []
+    assert [finding for receipt in receipts for finding in verify(receipt, folder)] == []
+    strays = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {"schema.json"}
+    assert strays == {name for one in receipts for name in (f"{one.id}.json", one.samples.file)}
 
 
 def test_a_report_is_one_whole_page_that_asks_nobody(registry: Path) -> None:
