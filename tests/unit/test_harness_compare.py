@@ -131,6 +131,23 @@ def test_loads_that_one_side_lacks_are_named(tmp_path: Path) -> None:
         compare(a, c, tmp_path, tmp_path)
 
 
+def test_a_server_whose_slots_nobody_knows_is_compared_all_the_same_and_another_load_is_not(tmp_path: Path) -> None:
+    def fill(setup: Setup):  # type: ignore[no-untyped-def]
+        def into(recording: Recording) -> None:
+            recording.add_point(setup)
+            for number in range(12):
+                recording.add("c1", number // 4, job(number), answer(number, number * 1.0, 0.1, 0.01))
+
+        return into
+
+    known = make(tmp_path, "known", fill=fill(Setup(name="c1", concurrency=1, slots=8)))
+    unknown = make(tmp_path, "unknown", fill=fill(Setup(name="c1", concurrency=1)))
+    warm = make(tmp_path, "warm", fill=fill(Setup(name="c1", concurrency=1, cache="warm")))
+    assert verdict(tmp_path, known, unknown) == "none"
+    with pytest.raises(Refused, match="no load in common"):
+        compare(known, warm, tmp_path, tmp_path)
+
+
 def test_what_else_differs_is_noted(tmp_path: Path) -> None:
     newer = replace(
         FACTS,
