@@ -165,10 +165,13 @@ def build_pair(name: str, shape: Shape, words: int, draw: Draw, shift: int) -> t
 def _strew(text: list[str], strewn: list[tuple[float, str]]) -> Iterator[str]:
     """`text` with each sentence of `strewn` at its depth."""
     rest = sorted(strewn, key=lambda pair: pair[0])
-    for index, sentence in enumerate(text):
-        while rest and rest[0][0] * len(text) <= index:
+    whole, before = sum(len(sentence) for sentence in text), 0
+    for sentence in text:
+        # Before or after this sentence, whichever is nearer.
+        while rest and rest[0][0] * whole <= before + len(sentence) / 2:
             yield rest.pop(0)[1]
         yield sentence
+        before += len(sentence)
     yield from (sentence for _, sentence in rest)
 
 

@@ -34,12 +34,14 @@ def sentences(random_numbers: random.Random) -> Iterator[str]:
 
 
 def passage(random_numbers: random.Random, words: int) -> list[str]:
-    """Consecutive sentences of at least so many words together."""
+    """Sentences of at least so many words together, in their order; none is longer than a sixth of it, or than 12."""
+    longest = max(12, words // 6)  # a depth in between two sentences is as exact as they are short
     result: list[str] = []
     count = 0
     for sentence in sentences(random_numbers):
         if count >= words:
             break
-        result.append(sentence)
-        count += len(sentence.split())
+        if len(sentence.split()) <= longest:
+            result.append(sentence)
+            count += len(sentence.split())
     return result

@@ -108,10 +108,13 @@ def test_the_two_of_a_pair_differ_in_digits_of_the_second_half_alone() -> None:
 
 
 def test_facts_stand_where_their_depth_says() -> None:
-    one, _ = build_pair("x", Shape(1000, distractors=0), 700, Draw(1), shift=0)
-    for fact in one.facts:
-        assert fact.depth is not None
-        assert one.document.index(fact.code) / len(one.document) == pytest.approx(fact.depth, abs=0.06)
+    for words, near in ((700, 0.06), (60, 0.2)):
+        for seed in range(20):
+            shape = Shape(1000, depths=(0.0, 0.5, 1.0), distractors=0)
+            one, _ = build_pair("x", shape, words, Draw(seed), shift=0)
+            for fact in one.facts:
+                assert fact.depth is not None
+                assert one.document.index(fact.code) / len(one.document) == pytest.approx(fact.depth, abs=near)
 
 
 def test_each_depth_is_asked_for_equally_often_and_no_fact_twice_in_a_row() -> None:
