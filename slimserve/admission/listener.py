@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 from collections import OrderedDict
+from collections.abc import Coroutine
 from typing import Any
 
 import uvicorn
@@ -18,8 +19,8 @@ from slimserve.admission.heads import Heads
 from slimserve.admission.metrics import shared
 from slimserve.admission.protocol import KEEP_ALIVE_SECONDS, Protocol
 from slimserve.admission.rejection import Rejected
-from slimserve.admission.replies import raw_answer
-from slimserve.admission.slots import JudgeHead
+from slimserve.admission.replies import raw_answer, raw_refusal
+from slimserve.admission.slots import JudgeHead, Slot
 from slimserve.admission.turns import Turns
 
 MOST_CONNECTIONS = 4096
@@ -29,6 +30,7 @@ SPARE_DESCRIPTORS = 128 + 2 * AT_ONCE
 FULL_RETRY_SECONDS = 5
 # Who is turned away has so long to send its request: closed with bytes unread, the answer could be lost.
 LINGER_SECONDS = 1.0
+_FIRST_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
 
@@ -118,19 +120,39 @@ class Listener:
         others = len(os.listdir("/proc/self/fd")) - len(self.connections)
         return max(1, min(self._at_most, limit - others - SPARE_DESCRIPTORS))
 
-    async def _connect(self, connection: socket.socket) -> None:
-        # Those that are being let in count too, and this one among them.
-        coming = len(self._acceptor.serving) - self._lingering if self._acceptor is not None else 1
-        if len(self.connections) + coming > self._most:
+    def _connect(self, connection: socket.socket) -> Coroutine[Any, Any, None]:
+        # Those that are being let in count too.
+        coming = len(self._acceptor.serving) - self._lingering if self._acceptor is not None else 0
+        if len(self.connections) + coming >= self._most:
             if not self._idle:
-                await self._send_off(connection)
-                return
+                return self._send_off(connection)
             longest, _ = self._idle.popitem(last=False)
             longest.hang_up()
+        return self._let_in(connection, *self._look(connection))
 
+    def _look(self, connection: socket.socket) -> tuple[bytes, Slot | None]:
+        """What has come along with a connection, if that is not refused by a head that is known, and its slot.
+
+        Until a connection has its protocol, and that has read, the loop goes round several times; in a flood each
+        round is as long as the line of those that wait.
+        """
+        try:
+            data = connection.recv(_FIRST_BYTES)
+            known = self._heads.of(data)
+            if known is None:
+                return data, None
+            judged = self._judge_head(known.method, known.path, known.headers)
+            if not isinstance(judged, Rejected):
+                return data, judged
+            connection.send(raw_refusal(judged, known.path, tuple(self._server.server_state.default_headers)))
+        except OSError:  # nothing has come yet; or the client is gone, which is seen where all others are
+            pass
+        return b"", None
+
+    async def _let_in(self, connection: socket.socket, data: bytes, slot: Slot | None) -> None:
         def protocol() -> Protocol:
             state = self._server.server_state
-            ours = (self._idle, self._judge_head, self._heads, names, self._turns)
+            ours = (self._idle, self._judge_head, self._heads, names, self._turns, data, slot)
             return Protocol(*ours, config=self._config, server_state=state, app_state={})
 
         try:
@@ -138,6 +160,8 @@ class Listener:
             await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
         except OSError:
             connection.close()
+            if slot is not None:
+                slot.release()
 
     async def _send_off(self, connection: socket.socket) -> None:
         full = Rejected(

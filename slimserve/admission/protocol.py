@@ -52,6 +52,8 @@ class Protocol(HttpToolsProtocol):
         heads: those of requests that were refused.
         names: address and port of this end and of the client's.
         turns: when requests that are let in begin.
+        first: what has been read already.
+        slot: of the request that it begins with, if that has one.
         args, kwargs: uvicorn's.
     """
 
@@ -62,6 +64,8 @@ class Protocol(HttpToolsProtocol):
         heads: Heads,
         names: tuple[Name, Name],
         turns: Turns,
+        first: bytes,
+        slot: Slot | None,
         *args: Any,
         **kwargs: Any,
     ) -> None:
@@ -73,11 +77,12 @@ class Protocol(HttpToolsProtocol):
         self._heads = heads
         self._names = names
         self._turns = turns
+        self._first = first
         # Of the head, of the rest of a body that nobody waits for, or of the time between requests.
         self._deadline = Deadline(self.loop)
         self._rests = False
         self._method = self._path = ""
-        self._slot: Slot | None = None
+        self._slot = slot
         self._in_head = False
         self._in_message = False
         # Bytes of the body that are still to come; None: its coding says where it ends.
@@ -99,18 +104,23 @@ class Protocol(HttpToolsProtocol):
         self._unread = Unread(transport, UNREAD_SECONDS, self._has_more, self._cut_off)
         self._idle[self] = None
         self._expect_head()
+        if self._first:
+            first, self._first = self._first, b""
+            self.data_received(first)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever answers, and forget the deadlines."""
         self._idle.pop(self, None)
         self._deadline.end()
         self._unread.end()
+        if self._slot is not None:
+            self._slot.release()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse up to the request's end; what is behind it waits, for as long as it is little."""
         begins = self._rests or not (self._in_message or self._overhead or self._behind or self._is_answering)
-        if begins and (known := self._heads.of(data)) is not None and self._is_refused(known):
+        if begins and self._slot is None and (known := self._heads.of(data)) is not None and self._is_refused(known):
             return
         data, self._behind = self._behind + data, b""
         self._parse(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -303,3 +304,59 @@ def test_a_deadline_that_is_lifted_or_over(clock: Clock) -> None:
     assert all(timer.over for timer in clock.timers)
     clock.move(50.0)
     assert called == ["again"]
+
+
+def test_a_known_head_that_comes_with_its_connection_is_answered_before_there_is_a_protocol() -> None:
+    async def case(house: House) -> None:
+        held = await full(house)
+        first = (await house.connect(CAP + 1))[0]
+        first.send(generate())
+        assert status_of(await answer_to(first, b"}}")) == 429
+        known = len(house.listener.connections)
+        came = []
+        for sent in (generate(), generate(), generate()[:-1]):
+            came.append(sock := socket.create_connection(house._name))
+            sock.setblocking(False)
+            sock.send(sent)
+        assert status_of(await answer_to(came[0], b"}}")) == 429
+        assert status_of(await answer_to(came[1], b"}}")) == 429
+        came[2].send(generate()[-1:])  # what had come is not lost when there is more to come
+        assert status_of(await answer_to(came[2], b"}}")) == 429
+        while len(house.listener.connections) < known + len(came):
+            await asyncio.sleep(0)
+        house.let_go.set()
+        for each in held:
+            assert status_of(await answer_to(each, b"ok")) == 200
+        await house.empty()
+        came[0].send(generate())
+        assert status_of(await answer_to(came[0], b"ok")) == 200
+        late = socket.create_connection(house._name)
+        late.setblocking(False)
+        late.send(generate())  # its slot is taken before it has a protocol, and comes back
+        assert status_of(await answer_to(late, b"ok")) == 200
+        await house.empty()
+        await house.leave([*held, first, *came, late])
+
+    within(case)
+
+
+def test_a_slot_comes_back_from_a_client_that_is_gone_before_it_is_let_in() -> None:
+    async def case(house: House) -> None:
+        held = await full(house)
+        first = (await house.connect(CAP + 1))[0]
+        first.send(generate())
+        assert status_of(await answer_to(first, b"}}")) == 429
+        house.let_go.set()
+        for each in held:
+            assert status_of(await answer_to(each, b"ok")) == 200
+        await house.empty()
+        for _ in range(CAP * 3):
+            sock = socket.create_connection(house._name)
+            sock.send(generate())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+            await asyncio.sleep(0)
+        await house.empty()
+        await house.leave([*held, first])
+
+    within(case)
