@@ -25,9 +25,7 @@ from harness.workload import Loaded
 from slimserve import exposure, keys_command, run
 from slimserve.admission.keys import API_KEY_VARIABLE
 from slimserve.engine import ENGINE_VERSION
-from slimserve.engine.control import Control
 from slimserve.engine.gate.words import RESOLVED_NAME
-from slimserve.engine.record import control_path
 from slimserve.errors import Finding, Refused, UsageError
 from slimserve.policies import Subject
 from slimserve.profile import Profile
@@ -36,7 +34,8 @@ from slimserve.session import Session
 # The key of the servers that --against names: ours must not travel to them.
 AGAINST_KEY_VARIABLE = "SLIMSERVE_AGAINST_KEY"
 LOOPBACK = "127.0.0.1"
-METRICS_SECONDS = 5.0
+# A busy server answers late, and what is not known once is not known of the whole load.
+METRICS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -202,7 +201,7 @@ def launched(session: Session, profile: Profile, command: tuple[str, ...]) -> It
             name=profile.id,
             target=client.Target(engine.base_url, profile.id, key),
             facts=_Known(session, command, target, session.registry.subject(profile), resolved),
-            metrics=Control(control_path(run_folder)).metrics,
+            metrics=lambda: engine.control.metrics(METRICS_SECONDS),
             check=engine.check,
             slots=profile.engine.max_num_seqs.value,
         )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from slimserve.engine import descriptors, stop_signals, waiting
 from slimserve.engine.attempt import Attempt, Launch
+from slimserve.engine.control import Control
 from slimserve.engine.fetching import fetch
 from slimserve.engine.place import Place
 from slimserve.engine.record import RunFolder
@@ -80,6 +81,11 @@ class Supervisor:
     def log_path(self) -> Path:
         """Where the engine's output goes."""
         return self._folder.log_path
+
+    @property
+    def control(self) -> Control:
+        """The engine's private socket, for whoever looks after this endpoint; nobody is there before it is ready."""
+        return Control(self._folder.control)
 
     def show(self, source: Source, port: int | None) -> None:
         """Have an operator page, from the moment on in which the port is taken.
