@@ -114,7 +114,8 @@ CASES = {
     "another-k": Case(
         MTP_SETTINGS,
         ("--speculative-config", json.dumps({**MTP, "num_speculative_tokens": 1})),
-        differs=frozenset({"num_speculative_tokens", "cache_groups", "cache_blocks", "block_bytes"}),
+        # Blocks shrink by 1%, which is within what a card may differ by; their number grows by more.
+        differs=frozenset({"num_speculative_tokens", "cache_groups", "cache_blocks"}),
     ),
     "connector": Case(
         arguments=("--kv-transfer-config", json.dumps(OFFLOAD)),
