@@ -130,26 +130,27 @@ class Listener:
             longest.hang_up()
         return self._let_in(connection, *self._look(connection))
 
-    def _look(self, connection: socket.socket) -> tuple[bytes, Slot | None]:
-        """What has come along with a connection, if that is not refused by a head that is known, and its slot.
+    def _look(self, connection: socket.socket) -> tuple[bytes | None, Slot | None]:
+        """What has come along with a connection, and its slot; None: a request that was refused by a known head.
 
         Until a connection has its protocol, and that has read, the loop goes round several times; in a flood each
         round is as long as the line of those that wait.
         """
         try:
             data = connection.recv(_FIRST_BYTES)
-            known = self._heads.of(data)
-            if known is None:
-                return data, None
-            judged = self._judge_head(known.method, known.path, known.headers)
-            if not isinstance(judged, Rejected):
-                return data, judged
-            connection.send(raw_refusal(judged, known.path, tuple(self._server.server_state.default_headers)))
         except OSError:  # nothing has come yet; or the client is gone, which is seen where all others are
-            pass
-        return b"", None
+            return b"", None
+        known = self._heads.of(data)
+        judged = known and self._judge_head(known.method, known.path, known.headers)
+        if known is None or not isinstance(judged, Rejected):
+            return data, judged if isinstance(judged, Slot) else None
+        try:
+            connection.send(raw_refusal(judged, known.path, tuple(self._server.server_state.default_headers)))
+        except OSError:
+            return data, None
+        return None, None
 
-    async def _let_in(self, connection: socket.socket, data: bytes, slot: Slot | None) -> None:
+    async def _let_in(self, connection: socket.socket, data: bytes | None, slot: Slot | None) -> None:
         def protocol() -> Protocol:
             state = self._server.server_state
             ours = (self._idle, self._judge_head, self._heads, names, self._turns, data, slot)

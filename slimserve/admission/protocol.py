@@ -52,7 +52,7 @@ class Protocol(HttpToolsProtocol):
         heads: those of requests that were refused.
         names: address and port of this end and of the client's.
         turns: when requests that are let in begin.
-        first: what has been read already.
+        first: what has been read already; None: a request, whose refusal is out.
         slot: of the request that it begins with, if that has one.
         args, kwargs: uvicorn's.
     """
@@ -64,7 +64,7 @@ class Protocol(HttpToolsProtocol):
         heads: Heads,
         names: tuple[Name, Name],
         turns: Turns,
-        first: bytes,
+        first: bytes | None,
         slot: Slot | None,
         *args: Any,
         **kwargs: Any,
@@ -103,9 +103,13 @@ class Protocol(HttpToolsProtocol):
         self.scheme = "http"
         self._unread = Unread(transport, UNREAD_SECONDS, self._has_more, self._cut_off)
         self._idle[self] = None
+        first, self._first = self._first, b""
+        if first is None:
+            self.server_state.total_requests += 1
+            self._expect_another()
+            return
         self._expect_head()
-        if self._first:
-            first, self._first = self._first, b""
+        if first:
             self.data_received(first)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -119,6 +123,8 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse up to the request's end; what is behind it waits, for as long as it is little."""
+        if self.transport.is_closing():
+            return
         begins = self._rests or not (self._in_message or self._overhead or self._behind or self._is_answering)
         if begins and self._slot is None and (known := self._heads.of(data)) is not None and self._is_refused(known):
             return
@@ -222,6 +228,7 @@ class Protocol(HttpToolsProtocol):
             self.cycle.message_event.set()
         if not self.transport.is_closing():
             self.transport.close()
+            self._unread.watch()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         slot, self._slot = self._slot, None
@@ -269,6 +276,11 @@ class Protocol(HttpToolsProtocol):
 
     def _tell(self, refusal: Rejected) -> None:
         self.transport.write(raw_refusal(refusal, self._path, tuple(self.server_state.default_headers)))
+        if self.flow.write_paused:
+            # Who asks and asks and reads nothing would have us keep all of its refusals.
+            self.hang_up()
+        else:
+            self._unread.watch()
 
     # One request after the other
 
@@ -334,7 +346,7 @@ class Protocol(HttpToolsProtocol):
 
     def _expect_another(self) -> None:
         self._rests = True
-        self._deadline.set(KEEP_ALIVE_SECONDS, self.timeout_keep_alive_handler)
+        self._deadline.set(KEEP_ALIVE_SECONDS, self.hang_up)
         self._idle[self] = None
 
     def _head_late(self) -> None:

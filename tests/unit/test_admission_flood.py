@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from admission_raw import LAST_GET, error_of, generate, status_of, statuses_of
 
+from slimserve.admission import protocol
 from slimserve.admission.config import Config
 from slimserve.admission.deadline import Deadline
 from slimserve.admission.listener import Listener
@@ -358,5 +360,53 @@ def test_a_slot_comes_back_from_a_client_that_is_gone_before_it_is_let_in() -> N
             await asyncio.sleep(0)
         await house.empty()
         await house.leave([*held, first])
+
+    within(case)
+
+
+def test_who_asks_and_asks_and_reads_no_refusal_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0.2)
+
+    async def case(house: House) -> None:
+        held = await full(house)
+        known = set(house.listener.connections)
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(house._name)
+        sock.setblocking(False)
+        while not (new := house.listener.connections - known):
+            await asyncio.sleep(0)
+        (connection,) = new
+        asked, most = 100 * generate(), 0
+        while connection in house.listener.connections:
+            most = max(most, connection.transport.get_write_buffer_size())
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                sock.send(asked)
+            await asyncio.sleep(0)
+        assert 0 < most < 1 << 17
+        sock.close()
+        await house.leave(held)
+
+    within(case)
+
+
+def test_who_was_refused_before_there_was_a_protocol_may_rest_as_long_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.1)
+
+    async def case(house: House) -> None:
+        held = await full(house)
+        first = (await house.connect(CAP + 1))[0]
+        first.send(generate())
+        assert status_of(await answer_to(first, b"}}")) == 429
+        late = socket.create_connection(house._name)
+        late.setblocking(False)
+        late.send(generate())
+        assert status_of(await answer_to(late, b"}}")) == 429
+        await asyncio.sleep(0.3)
+        late.send(generate())
+        assert status_of(await answer_to(late, b"}}")) == 429
+        await house.leave([*held, first, late])
 
     within(case)
