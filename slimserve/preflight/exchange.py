@@ -31,6 +31,8 @@ DEADLINE_SECONDS = 180.0
 # What libraries, a context and the buffers take of a card; on one that is fuller nothing is tried.
 NEEDED_BYTES = 2 << 30
 _LOOK_SECONDS = 0.2
+# A process that dies closes its output first, and may then be stuck inside the driver for good.
+_END_SECONDS = 5.0
 _LAST_LINES = 4
 
 
@@ -226,9 +228,12 @@ class _Rank:
         return True
 
     def death(self) -> str:
-        """How it died, in words."""
-        code = self.process.wait()
-        how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        """How it died, in words, once its output has ended."""
+        try:
+            code = self.process.wait(_END_SECONDS)
+            how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        except subprocess.TimeoutExpired:
+            how = "closed its output and does not end,"
         lines = (read_text(self.folder / f"rank-{self.number}.log") or "").strip().splitlines()
         said = " / ".join(line.strip() for line in lines[-_LAST_LINES:])
         return f"the process of {self.names[self.number]} {how} in: {self.at}" + (f"; it said: {said}" if said else "")

@@ -8,15 +8,19 @@ hung; at the end `{"done": {"checked": COUNT, "wrong": [TEXT, ...]}}`, or `{"lac
 Then it waits until its standard input ends: a process that left while another still answers would break that one's
 connection.
 
+Every rank counts every step, also those in which it has no part: the one with the lowest number keeps others waiting.
+
 On the CPU, with gloo, the same steps run over plain tensors; pinned memory is then ordinary memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -137,12 +141,14 @@ class Check:
             self._compare(what, data.cpu(), self._bytes(sender * self.world + receiver))
 
     def _copies(self) -> None:
-        """Copies from GPU to GPU within one process, as the driver does them; the other ranks wait for it."""
+        """Copies from GPU to GPU within the process of the first rank, as the driver does them."""
         import torch
 
-        for sender, receiver in _pairs(self.world) if self.rank == 0 else ():
+        for sender, receiver in _pairs(self.world):
             what = f"copy from {self._name(sender)} to {self._name(receiver)}"
             self.note(what)
+            if self.rank != 0:
+                continue  # noted all the same: whoever waits for the first rank is to be a step further than it
             wanted = self._bytes((self.world + sender) * self.world + receiver)
             there = torch.zeros(COPY_BYTES, dtype=torch.uint8, device=self._device(receiver))
             there.copy_(wanted.to(self._device(sender)))
@@ -239,6 +245,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         put({"done": {"checked": check.checked, "wrong": check.wrong}})
     except Lacking as lacking:
         put({"lacks": str(lacking)})
+    except BaseException:
+        # On the way out through the interpreter NCCL can wait for its peers, and the error would pass for a hang.
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(1)
     sys.stdin.buffer.read()
     # The answer is out; what the libraries do on their way out is one more thing that could hang.
     os._exit(0)

@@ -49,6 +49,19 @@ def all_reduce(mine):
     real_sum(mine)
 dist.all_reduce = all_reduce
 """
+# The first rank copies, and the second has come to the end.
+A_HUNG_COPY = """
+def compare(self, what, found, wanted):
+    if what == "copy from GPU 1 to GPU 0":
+        open(__file__ + str(SECOND), "w").close()
+        time.sleep(600)
+    real_compare(self, what, found, wanted)
+def barrier():
+    open(__file__ + str(SECOND), "w").close()
+    real_barrier()
+real_barrier, dist.barrier = dist.barrier, barrier
+rank.Check._compare = compare
+"""
 A_DEATH = A_HANG.replace("time.sleep(600)", "sys.stderr.write('out of luck'); sys.stderr.flush(); os._exit(7)")
 NAMES = ("GPU 0", "GPU 1")
 
@@ -116,7 +129,15 @@ def test_a_bit_that_is_wrong_is_named_with_its_way(tmp_path: Path, step: str, ra
     assert "1 of 5,003 values are wrong, the first at 5,002" in outcome.wrong[0]
 
 
-def test_a_rank_that_hangs_in_a_sum_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (A_HANG, "GPU 0, GPU 1 in: all-reduce of 1,000 float32"),
+        (A_HUNG_COPY, "GPU 0 in: copy from GPU 1 to GPU 0"),
+    ],
+    ids=["sum", "copy"],
+)
+def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, said: str) -> None:
     now, looks = time.monotonic, 0
 
     def look() -> None:
@@ -126,10 +147,8 @@ def test_a_rank_that_hangs_in_a_sum_is_named(tmp_path: Path, monkeypatch: pytest
         if looks == 2:
             monkeypatch.setattr(time, "monotonic", lambda: now() + 1000.0)
 
-    outcome = run(tmp_path, A_HANG, look=look)
-    assert outcome.failure == (
-        "the exchange of values hangs: not done after 240 s, GPU 0, GPU 1 in: all-reduce of 1,000 float32"
-    )
+    outcome = run(tmp_path, fault, look=look)
+    assert outcome.failure == f"the exchange of values hangs: not done after 240 s, {said}"
 
 
 def test_a_rank_that_dies_in_a_sum_is_named_with_its_last_words(tmp_path: Path) -> None:

@@ -109,6 +109,31 @@ def test_a_rank_that_dies_ends_the_test_at_once(tmp_path: Path, end: str, said: 
     assert outcome.failure == f"the process of GPU 1 {said}"
 
 
+def test_a_rank_that_has_no_output_left_and_does_not_end_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "_END_SECONDS", 0.1)
+    outcome = run(tmp_path, 'put(step=3, at="meet")\nif NUMBER == 1:\n    os.close(1)\nhang()')
+    assert outcome.failure == "the process of GPU 1 closed its output and does not end, in: meet"
+
+
+def test_an_error_of_a_rank_is_said_though_what_is_loaded_would_not_let_it_end(tmp_path: Path) -> None:
+    script = """
+import atexit, site
+site.main()
+from slimserve.preflight import rank
+def run(self, store, seconds):
+    self.note("meet")
+    atexit.register(time.sleep, 600)
+    raise RuntimeError("no way to GPU 1")
+rank.Check.run = run
+rank.main()
+"""
+    outcome = run(tmp_path, script, ranks=1, seconds=60.0)
+    assert outcome.failure.startswith("the process of GPU 0 ended with code 1 in: meet; it said: ")
+    assert outcome.failure.endswith("RuntimeError: no way to GPU 1")
+
+
 def test_where_nothing_can_be_tried_nothing_is_blocked(tmp_path: Path) -> None:
     outcome = run(tmp_path, 'put(step=1, at="load torch")\nput(lacks="torch is not installed")\n' + "hang()")
     assert what(outcome) == "the values that GPUs exchange were not compared: torch is not installed"
