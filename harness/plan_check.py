@@ -54,6 +54,9 @@ OFFLOAD = {
 }
 
 
+_EXCEPTION = re.compile(r"\b\w+(Error|Exception): ")
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One start.
@@ -163,19 +166,24 @@ def machine(session: Session) -> dict[str, Any]:
     }
 
 
-def run(session: Session, profile_id: str, case: Case) -> dict[str, Any]:
-    """One start, and what became of it."""
-    asked = {
+def asked(case: Case) -> dict[str, Any]:
+    """What a case changes, and what must be found of it."""
+    return {
         "settings": case.settings,
         "arguments": case.arguments,
         "variables": dict(case.variables),
         "differs": sorted(case.differs),
+        "must": case.must,
     }
+
+
+def run(session: Session, profile_id: str, case: Case) -> dict[str, Any]:
+    """One start, and what became of it."""
     profile = session.resolve(profile_id)
     try:
         plan = session.what_if(profile, case.settings)[0] if case.settings else session.plan(profile)
     except Refused as refused:
-        return {**asked, "outcome": "not planned", "must": case.must, "findings": shown(refused.findings)}
+        return {**asked(case), "outcome": "not planned", "findings": shown(refused.findings)}
     with tempfile.TemporaryDirectory(prefix="plan-check-") as folder:
         launch = launch_of(session, plan, case, Path(folder))
         said: list[str] = []
@@ -190,13 +198,13 @@ def run(session: Session, profile_id: str, case: Case) -> dict[str, Any]:
             outcome["findings"] = shown(refused.findings)
         except Failed as failed:
             outcome = {"outcome": "ended by itself", "findings": [*shown(failed.findings), *raised(launch.run_folder)]}
-    return {**asked, **outcome, "must": case.must, "said": said[-12:]}
+    return {**asked(case), **outcome, "said": said[-12:]}
 
 
 def raised(run_folder: Path) -> list[str]:
     """The exceptions that the engine's log ends with."""
     lines = (run_folder / LOG_NAME).read_text(errors="replace").splitlines()
-    return [line.strip() for line in lines if re.search(r"\b\w+(Error|Exception): ", line)][-4:]
+    return [line.strip() for line in lines if _EXCEPTION.search(line) and " WARNING " not in line][-4:]
 
 
 def shown(findings: Sequence[Finding]) -> list[str]:
@@ -255,7 +263,7 @@ def compared(plan: Plan, resolved: Mapping[str, Any]) -> dict[str, Any]:
             for name, (want, real) in figures.items()
         },
         "budget": None if budget is None else budget.to_json(),
-        "settings": table,
+        "compared": table,
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.plan_check import CASES, raised
+from harness.plan_check import CASES, asked, compared, raised
 from slimserve.engine.gate import expected
 from slimserve.engine.record import LOG_NAME
 from slimserve.session import Session, open_session
@@ -37,3 +37,17 @@ def test_what_must_come_up_is_told_apart_from_what_must_not() -> None:
 def test_the_exceptions_of_a_log_are_found(tmp_path: Path) -> None:
     (tmp_path / LOG_NAME).write_text("INFO fine\n(core) ValueError: no such thing\n  at x\nan Error without a type\n")
     assert raised(tmp_path) == ["(core) ValueError: no such thing"]
+
+
+def test_a_warning_that_quotes_an_exception_is_none(tmp_path: Path) -> None:
+    (tmp_path / LOG_NAME).write_text(
+        "(api) WARNING errors like `OSError: [Errno 24]`\n(core) ERROR ValueError: it is\n"
+    )
+    assert raised(tmp_path) == ["(core) ERROR ValueError: it is"]
+
+
+def test_what_was_asked_is_not_hidden_by_what_was_compared(session: Session) -> None:
+    plan = session.plan(session.resolve(SLICE))
+    rank = {"cache_groups": [["attention", 1568]], "cache_blocks": 1, "block_bytes": 1, "weight_bytes": 1}
+    seen = compared(plan, {"resolved": {"settings": {"rank-0-0": rank}}, "measured": {"rank-0-0": {}}})
+    assert not seen.keys() & asked(CASES["planned-mtp"]).keys()
