@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -46,7 +47,8 @@ class Counter:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        os.write(self._writer, b".")
+        if self.pending:
+            os.write(self._writer, b".")
 
     @property
     def pending(self) -> bool:
@@ -54,10 +56,13 @@ class Counter:
         return self.count > self._heeded
 
     def heed(self) -> None:
-        """Take one pending signal as heard: what waits after this is woken by the next."""
-        if self.pending:
+        """Take one signal as heard, the one that is pending or else the first that will come.
+
+        What waits after this is woken by the next.
+        """
+        self._heeded += 1  # before the read: one that comes in between writes nothing
+        with contextlib.suppress(BlockingIOError):
             os.read(self._reader, 1)
-            self._heeded += 1
 
     def fileno(self) -> int:
         """A descriptor to wait for."""

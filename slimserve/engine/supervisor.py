@@ -111,6 +111,9 @@ class Supervisor:
     def run(self) -> int:
         """Serve until SIGTERM, SIGINT or SIGHUP; then drain and stop. A second signal stops without grace.
 
+        Another node that is told to stop asks for the end as a signal does. It is no second one, nor is the first
+        signal after it: who ends all nodes tells each of them.
+
         Returns:
             0 when it was stopped while ready; 1 otherwise, during a restart too: somebody was not served.
 
@@ -259,11 +262,13 @@ class Supervisor:
         raise failed
 
     def _end_as_told(self, signals: stop_signals.Counter) -> int:
+        if self._nodes is not None:
+            self._nodes.heed()
         place, attempt = self._place, self._attempt
         if place is None or attempt is None or self.board.status.state is not State.READY:
             self._report("told to stop before it was ready")
             return 1
-        signals.heed()
+        signals.heed()  # when another node asked for the end, ours is still to come
         seconds = self._launch.drain_seconds
         self.board.move(State.DRAINING, "told to stop; what runs may finish", deadline_seconds=seconds)
         self._report(f"draining (at most {seconds:g} s)")

@@ -4,6 +4,7 @@ gather      wait until every node is there and all agree              Refused: w
 idle        wait until each has its weights and no engine
 start       tell them to start theirs; from here on a loss or a failure of one is raised by `check`
 passed      wait until the gate has passed all of their processes
+heed        from now on no node's wish for the end is news
 ready, halt, leave      tell them so
 close       wait until they have gone
 """
@@ -72,6 +73,7 @@ class Head:
         self._running = False
         self._trouble: SlimserveError | None = None
         self._asked = ""
+        self._ending = False
         self._left = False
         self._arrivals: Arrivals | None = None
         self._alarm, self._alarmer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -85,10 +87,11 @@ class Head:
 
         Raises:
             Failed, Refused: one was lost, or its engine failed, or is not what was planned.
-            Stopped: one was told to stop, and asks for the end of all.
+            Stopped: one was told to stop, and asks for the end of all. It is raised once: others that ask are too late.
         """
         with self._changed:
             asked, self._asked = self._asked, ""
+            self._ending = self._ending or bool(asked)
             trouble = self._trouble
             if trouble is None:
                 self._calm()
@@ -155,13 +158,18 @@ class Head:
     def passed(self, cancelled: threading.Event) -> bool:
         """Wait until the gate has passed every node's processes; False when it was cancelled first."""
         with self._changed:
-            while not all(member.stage == "passed" for member in self._members.values()):
+            while not all(rank in self._members and self._members[rank].stage == "passed" for rank in self._ranks):
                 if cancelled.is_set():
                     return False
                 self._changed.wait(_LOOK_SECONDS)
         for member in self._present():
             self._report(f"gate: node {member.claim.rank} is as planned, configuration {member.gate[:12]}")
         return True
+
+    def heed(self) -> None:
+        """Take note that the end has begun: `check` does not raise what nodes ask for after this."""
+        with self._changed:
+            self._ending, self._asked = True, ""
 
     def ready(self) -> None:
         """Tell the nodes that the endpoint is ready."""
@@ -186,6 +194,7 @@ class Head:
         """
         with self._changed:
             self._running, self._left = False, True
+            self._changed.notify_all()
         self._tell(self._present(), {"do": "leave", "status": status, "findings": short(error)})
 
     def close(self) -> None:
@@ -276,11 +285,13 @@ class Head:
     def _join(self, link: Link, claim: Claim) -> None:
         rank = claim.rank
         refusal = strange(self._claim, claim)
+        if refusal is None:
+            self._await_rank(link, claim)
         with self._changed:
             if self._left:
                 refusal = Finding("node 0 is ending", "it was told to stop, or cannot go on", "start all nodes anew")
             before = self._members.get(rank)
-            if refusal is None and before is not None and before.claim.instance != claim.instance:
+            if refusal is None and before is not None and self._is_taken(claim):
                 what = f"rank {rank} is taken by a node at {before.link.peer}"
                 do = f"start this one with another --node, or stop that one; it is node {rank}"
                 refusal = Finding(what, "each rank is one node", do)
@@ -300,9 +311,27 @@ class Head:
         self._report(f"node {rank} has come from {link.peer}")
         link.keep(dict, lambda message: self._hear(member, message), lambda reason: self._lose(member, reason))
 
+    def _is_taken(self, claim: Claim) -> bool:
+        """Whether another program holds the rank that is claimed. With the lock held."""
+        holder = self._members.get(claim.rank)
+        return holder is not None and holder.claim.instance != claim.instance
+
+    def _await_rank(self, link: Link, claim: Claim) -> None:
+        """Wait while another holds the rank, a little longer than one that died without a word takes to be lost."""
+        deadline = time.monotonic() + wire.SILENT_SECONDS + wire.BEAT_SECONDS
+        while True:
+            with self._changed:
+                seconds = max(0.0, min(wire.BEAT_SECONDS, deadline - time.monotonic()))
+                if self._changed.wait_for(lambda: self._left or not self._is_taken(claim), seconds):
+                    return
+            if time.monotonic() >= deadline:
+                return
+            with contextlib.suppress(Broken):  # who has gone meanwhile is lost as soon as it is in
+                link.send({"beat": {}})
+
     def _hear(self, member: Member, message: Message) -> None:
         """A message of a node."""
-        rank, kind = member.claim.rank, message.get("is")
+        rank, kind, late = member.claim.rank, message.get("is"), False
         with self._changed:
             if self._members.get(rank) is not member:
                 return
@@ -316,9 +345,13 @@ class Head:
             elif kind == "failed" and (current or member.stage == "joined"):
                 self._fail(_failure(rank, message))
             elif message.get("ask") == "stop":
-                self._asked = f"node {rank}"
-                self._alert()
+                late = self._ending
+                if not late:
+                    self._asked = f"node {rank}"
+                    self._alert()
             self._changed.notify_all()
+        if late:
+            self._report(f"node {rank} was told to stop too")
 
     def _lose(self, member: Member, reason: str) -> None:
         """A node's link is at its end."""
