@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from slimserve.engine import ports
@@ -17,7 +18,8 @@ from slimserve.nodes.seat import Seat
 from slimserve.nodes.wire import Broken, Link
 from slimserve.shapes import ShapeError, build
 
-# What has not proved itself yet; a right node needs a moment, so that the oldest is whoever does not want to.
+# What has not proved itself yet. A right node needs a moment: who is in its way is the address that has most of them,
+# and of those the oldest.
 MOST_STRANGERS = 32
 _MOST_TOLD = 100
 _PAUSE_SECONDS = 0.05
@@ -41,8 +43,8 @@ class Arrivals:
     ) -> None:
         self._secret, self._join, self._report = secret, join, report
         self._lock = threading.Lock()
-        self._told: set[str] = set()
-        self._strangers: list[socket.socket] = []
+        self._told: dict[str, None] = {}  # the oldest first
+        self._strangers: list[tuple[socket.socket, str]] = []
         self._listening = ports.listen(seat.head, seat.port)
         self._end, self._ender = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._accept, daemon=True, name="slimserve-nodes")
@@ -56,15 +58,17 @@ class Arrivals:
             os.close(handle)
         self._listening.close()
         with self._lock:
-            for connection in self._strangers:
+            for connection, _ in self._strangers:
                 _cut(connection)
 
     def say_once(self, line: str) -> None:
-        """Report what strangers can cause as often as they like."""
+        """Report what strangers can cause as often as they like; again only when a hundred other lines came since."""
         with self._lock:
-            if line in self._told or len(self._told) >= _MOST_TOLD:
+            if line in self._told:
                 return
-            self._told.add(line)
+            if len(self._told) >= _MOST_TOLD:
+                del self._told[next(iter(self._told))]
+            self._told[line] = None
         self._report(line)
 
     def _accept(self) -> None:
@@ -74,15 +78,31 @@ class Arrivals:
                 return
             try:
                 connection, address = self._listening.accept()
-            except OSError as error:  # it went away again, or there is no descriptor left
-                self.say_once(f"a connection cannot be taken: {error.strerror}")
+                self._take(connection, address[0])
+            except (OSError, RuntimeError) as error:  # it went away again, or no descriptor or thread is to be had
+                self.say_once(f"a connection cannot be taken: {getattr(error, 'strerror', None) or error}")
                 wait_readable([self._end], _PAUSE_SECONDS)
-                continue
-            with self._lock:
-                self._strangers.append(connection)
-                if len(self._strangers) > MOST_STRANGERS:
-                    _cut(self._strangers.pop(0))
-            threading.Thread(target=self._greet, args=(connection, address[0]), daemon=True).start()
+
+    def _take(self, connection: socket.socket, address: str) -> None:
+        """Have a stranger greeted in a thread of its own; RuntimeError when none is to be had."""
+        with self._lock:
+            self._strangers.append((connection, address))
+            if len(self._strangers) > MOST_STRANGERS:
+                crowd = Counter(address for _, address in self._strangers).most_common(1)[0][0]
+                oldest = next(one for one in self._strangers if one[1] == crowd)
+                self._strangers.remove(oldest)
+                _cut(oldest[0])
+        try:
+            threading.Thread(target=self._greet, args=(connection, address), daemon=True).start()
+        except RuntimeError:
+            self._forget(connection)
+            connection.close()
+            raise
+
+    def _forget(self, connection: socket.socket) -> None:
+        """It is no stranger any more, or gone."""
+        with self._lock:
+            self._strangers = [one for one in self._strangers if one[0] is not connection]
 
     def _greet(self, connection: socket.socket, address: str) -> None:
         """See who has come."""
@@ -98,9 +118,7 @@ class Arrivals:
             self.say_once(f"somebody at {address} is turned away: {error}")
             return
         finally:
-            with self._lock:
-                if connection in self._strangers:
-                    self._strangers.remove(connection)
+            self._forget(connection)
         self._join(link, claim)
 
 

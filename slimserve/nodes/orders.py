@@ -147,7 +147,11 @@ def connect(seat: Seat, claim: Claim, secret: bytes, tell: Callable[[str], None]
         try:
             connection = socket.create_connection((seat.head, seat.port), wire.HELLO_SECONDS)
             link = wire.offer(connection, secret)
-            link.send({"claim": plain(claim)})
+            try:
+                link.send({"claim": plain(claim)})
+            except Broken:
+                link.close()
+                raise
             return link
         except OSError as error:
             reason = f"node 0 is not at {seat.head}:{seat.port} yet: {error.strerror or error}"

@@ -99,8 +99,13 @@ class Link:
             told: called with each message of the other end, beats among them.
             over: called once with the reason when the link is at its end, unless it was closed here.
         """
-        threading.Thread(target=self._read, args=(told, over), daemon=True, name="slimserve-link").start()
-        threading.Thread(target=self._beat, args=(words,), daemon=True, name="slimserve-beat").start()
+        try:
+            threading.Thread(target=self._read, args=(told, over), daemon=True, name="slimserve-link").start()
+            threading.Thread(target=self._beat, args=(words,), daemon=True, name="slimserve-beat").start()
+        except RuntimeError as error:  # the system gives no thread: nobody would hear of the other end
+            if not self._closed.is_set():
+                self.close()
+                over(str(error))
 
     def close(self) -> None:
         """Hang up."""
