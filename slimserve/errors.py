@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """One thing that is wrong.
 

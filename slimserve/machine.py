@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from slimserve.shapes import Between, Matching, Satisfying
+from slimserve.shapes import Between, Matching, Satisfying, Shown
 from slimserve.validate import validate
 from slimserve.yaml_source import read_document
 
@@ -67,8 +67,8 @@ def _not_more(part: int | None, whole: int | None, part_name: str, whole_name: s
         raise ValueError(f"{part_name} = {part} is more than {whole_name} = {whole}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuProcess:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GpuProcess(Shown):
     """A process that holds memory on a GPU."""
 
     pid: Annotated[int, Between(0, 1 << 32)]
@@ -79,8 +79,8 @@ class GpuProcess:
     """GPU memory that it holds, in bytes; null when the driver does not say"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Gpu(Shown):
     """One GPU, or one MIG instance of a GPU."""
 
     index: GpuIndex
@@ -140,8 +140,8 @@ class Gpu:
         return self.peers.get(other.index, "unknown")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cpu:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Cpu(Shown):
     """The processors, as far as this process may use them."""
 
     name: Text | None = None
@@ -160,8 +160,8 @@ class Cpu:
     """those of avx2, avx512f, avx512_bf16, amx_bf16 that it has"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HugePages:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class HugePages(Shown):
     """Pages of more than 4 KiB, as the kernel is set up for them."""
 
     reserved_bytes: Bytes
@@ -175,8 +175,8 @@ class HugePages:
         _not_more(self.free_bytes, self.reserved_bytes, "free_bytes", "reserved_bytes")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Limits(Shown):
     """What this process and what it starts may have; null where nothing limits it."""
 
     open_files: Annotated[int, Between(0, 1 << 60)] | None
@@ -185,8 +185,8 @@ class Limits:
     """processes and threads: the least of the user's limit and the control groups'"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Memory(Shown):
     """Host memory and every limit on it that binds this process. All sizes in bytes."""
 
     total_bytes: SomeBytes
@@ -223,8 +223,8 @@ class Memory:
         return min(self.available_bytes, max(0, self.cgroup_limit_bytes - self.cgroup_used_bytes))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Disk:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Disk(Shown):
     """The file system of the cache folder."""
 
     path: Text
@@ -242,8 +242,8 @@ class Disk:
         _not_more(self.free_bytes, self.total_bytes, "free_bytes", "total_bytes")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Folder:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Folder(Shown):
     """A folder that a launch writes to, beside the cache."""
 
     purpose: Text
@@ -258,8 +258,8 @@ class Folder:
     """space that this user may fill, in bytes"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NcclSetting:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class NcclSetting(Shown):
     """One NCCL_... setting that a program started here would find."""
 
     name: Annotated[str, Matching(r"NCCL_[A-Z0-9_]+", "NCCL_...")]
@@ -268,8 +268,8 @@ class NcclSetting:
     """a file, or "the environment" """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Engine:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Engine(Shown):
     """An engine that slimserve started on this machine, for this user."""
 
     profile: Text
@@ -282,8 +282,8 @@ class Engine:
     """its processes"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuProblem:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GpuProblem(Shown):
     """Why GPUs could not be read, at all or in part."""
 
     what: Text
@@ -294,8 +294,8 @@ class GpuProblem:
     """how to mend it"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Machine(Shown):
     """Everything that a plan may know about a machine."""
 
     source: Text = "a machine file"

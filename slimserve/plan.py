@@ -21,7 +21,7 @@ from slimserve.profile import Profile
 from slimserve.shapes import Loc
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WeightsOnDisk:
     """What the cache holds of a checkpoint.
 
@@ -56,7 +56,7 @@ class Room:
         return fitting.largest(self.rank)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Exactly one launch: what to run, on which devices, from which weights."""
 
@@ -68,7 +68,7 @@ class Plan:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Advice:
     """What only the registry knows, for refusals.
 
@@ -84,7 +84,7 @@ class Advice:
 NO_ADVICE = Advice(lambda loc: "", lambda: ())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Verdict:
     """A profile with what the machine says to it: no refusals means that it runs."""
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from slimserve.profile import Bytes, Count, Id, Line, Setting, Text
-from slimserve.shapes import Between, Matching, fields_of
+from slimserve.shapes import Between, Matching, Shown, fields_of
 
 # Boards report a little less than their label says (reserved pages, ECC); another card of the family reports far less.
 MEMORY_TOLERANCE = 0.03
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reserve:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Reserve(Shown):
     """Memory of a card that neither shapes nor settings explain, as it was seen on such cards."""
 
     driver_bytes: Setting[Bytes]
@@ -27,8 +27,8 @@ class Reserve:
     """of one captured graph of the whole model"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accelerators:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Accelerators(Shown):
     """The GPUs of a platform: all alike."""
 
     name: Line
@@ -53,8 +53,8 @@ class Accelerators:
         return int(self.memory_bytes * (1 + MEMORY_TOLERANCE))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Needs:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Needs(Shown):
     """What the machine must have, each with its reason."""
 
     memory_bytes: Setting[Bytes]
@@ -73,8 +73,8 @@ class Needs:
     """whether the GPUs must reach each other's memory"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Platform:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Platform(Shown):
     """One kind of machine."""
 
     id: Id

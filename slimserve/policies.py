@@ -17,7 +17,7 @@ from slimserve.shapes import Problem
 __all__ = ["BY_ID", "GREEDY_TEMPERATURE", "GREEDY_TOP_P", "POLICIES", "Policy", "Subject", "broken"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Policy:
     """One rule.
 

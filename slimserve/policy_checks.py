@@ -14,7 +14,7 @@ GREEDY_TEMPERATURE = 0.05
 GREEDY_TOP_P = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Subject:
     """One profile with what it names."""
 

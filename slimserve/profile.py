@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-from slimserve.shapes import Between, Matching, Satisfying, fields_of
+from slimserve.shapes import Between, Matching, Satisfying, Shown, fields_of
 
 T = TypeVar("T")
 
@@ -44,8 +44,8 @@ Greedy = Literal["replace", "refuse", "verification"]
 Thinking = Literal["keep", "refuse"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Evidence(Shown):
     """Where a value comes from: exactly one of a receipt, a published source, a derivation or a policy."""
 
     EXPECTED: ClassVar[str] = (
@@ -81,8 +81,8 @@ class Evidence:
         raise AssertionError("unreachable: one kind is always set")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting(Generic[T]):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Setting(Shown, Generic[T]):
     """A value with the reason for it and the evidence behind the reason."""
 
     value: T
@@ -93,8 +93,8 @@ class Setting(Generic[T]):
     """where the value comes from"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Speculation:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Speculation(Shown):
     """Speculative decoding, as the engine's `speculative_config`."""
 
     method: Literal["mtp", "ngram", "dspark"]
@@ -114,31 +114,31 @@ class Speculation:
             raise ValueError("kv_cache_dtype is of a drafter with weights of its own")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compilation:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Compilation(Shown):
     """CUDA graphs, as the engine's `compilation_config`."""
 
     cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
     cudagraph_capture_sizes: Annotated[tuple[Count, ...], Satisfying(not_empty)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Engram:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Engram(Shown):
     """Where the n-gram embedding table lives, as the engine's `engram_config`."""
 
     cpu_offload: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class TemplateDefaults:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TemplateDefaults(Shown):
     """Arguments that the chat template gets when a request gives none."""
 
     reasoning_effort: Literal["low", "medium", "xhigh"] | None = None
     enable_thinking: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Sampling(Shown):
     """Sampling parameters, as a model's authors ship them."""
 
     temperature: Annotated[float, Between(0, 2)]
@@ -147,8 +147,8 @@ class Sampling:
     repetition_penalty: Annotated[float, Between(0.01, 2)] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Engine:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Engine(Shown):
     """Settings of the engine by the engine's own names; `engine/command.py` turns them into its command line."""
 
     dtype: Setting[Literal["bfloat16", "float16", "float32"]]
@@ -199,8 +199,8 @@ class Engine:
     enable_prompt_tokens_details: Setting[bool] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Serve:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Serve(Shown):
     """Deadlines of the supervisor."""
 
     load_seconds: Setting[Seconds]
@@ -215,16 +215,16 @@ class Serve:
     """from the end of draining to SIGKILL"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Queue:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Queue(Shown):
     """Waiting at the door for those who prefer it to an answer of 429."""
 
     length: Count
     seconds: Seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Admission:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Admission(Shown):
     """How many requests the endpoint takes on."""
 
     max_in_flight: Setting[Count]
@@ -239,8 +239,8 @@ class Admission:
     """size of a request's body; 16 MiB when not stated"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RequestPolicy:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RequestPolicy(Shown):
     """What becomes of requests that ask for what the policies rule out."""
 
     greedy: Setting[Greedy] | None = None
@@ -250,16 +250,16 @@ class RequestPolicy:
     """a request to switch thinking off: `keep` (when not stated) thinks all the same, `refuse` answers 400"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NotCarried:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class NotCarried(Shown):
     """Something that a reader could expect of the profile and that it does not do."""
 
     what: Text
     why: Text
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Option(Shown):
     """Something that is built and off: `--plan --set` shows what it would take."""
 
     set: Annotated[tuple[Line, ...], Satisfying(not_empty)]
@@ -270,8 +270,8 @@ class Option:
     """whose figures speak"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Profile(Shown):
     """One configuration that may be run."""
 
     id: Id

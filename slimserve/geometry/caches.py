@@ -24,7 +24,7 @@ from slimserve.model import Model
 Kind = Literal["attention", "state", "window", "ring"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
     """Layers that share block ids.
 
@@ -49,7 +49,7 @@ class Group:
         return self.layers * self.page_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Caches:
     """The caches of one rank.
 

@@ -20,7 +20,7 @@ from slimserve.model import Model
 _PLANES = 2  # K beside the recurrent state, V beside the convolution's
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Packing:
     """How pages fill a slab.
 

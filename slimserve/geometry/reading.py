@@ -15,7 +15,7 @@ from slimserve.geometry.shape import Attention, Experts, Hyper, Indexer, Linear,
 from slimserve.model import Geometry, Model
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Family:
     """What an architecture's code decides, and no field of its config.
 

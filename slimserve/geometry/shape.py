@@ -13,7 +13,7 @@ VOCAB_PADDING = 64
 """rows to which the engine pads a vocabulary (vllm, vocab_parallel_embedding.py)"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Attention:
     """Softmax attention: `layers` of them, not counting the drafter's."""
 
@@ -24,7 +24,7 @@ class Attention:
     gated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Linear:
     """Gated DeltaNet layers."""
 
@@ -42,7 +42,7 @@ class Linear:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Indexer:
     """The side branch that picks the blocks which sparse attention reads."""
 
@@ -53,7 +53,7 @@ class Indexer:
     ratio: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Experts:
     """Routed experts and the shared one."""
 
@@ -62,7 +62,7 @@ class Experts:
     shared_inner: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Hyper:
     """Hyper-connections: `count` residual streams, mixed through a matrix of low rank."""
 
@@ -70,7 +70,7 @@ class Hyper:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ngram:
     """Hashed n-gram embedding with its short convolution, at layers counted from 1."""
 
@@ -93,7 +93,7 @@ class Ngram:
         return (self.kernel - 1) * self.size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """A model, sorted by part; a part that it does not have is None."""
 

@@ -24,7 +24,7 @@ _INT64 = 8
 _HYPER_PADDING = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """One part of a model on one rank.
 
@@ -39,7 +39,7 @@ class Part:
     on_host: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Weights:
     """All parts of a model on one rank."""
 

@@ -24,7 +24,7 @@ _CHUNK = 64
 _TOPK_WORKSPACE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Activations:
     """Peaks of the longest step on one rank.
 
@@ -39,7 +39,7 @@ class Activations:
     widest: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     """The longest step.
 

@@ -8,7 +8,7 @@ from typing import Any
 from slimserve.planner.rank import Rank, Sizes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Capacity:
     """What the cache of one rank holds; every rank holds the same requests.
 

@@ -31,7 +31,7 @@ LEFT = "left free"
 _WEIGHTS = {"ngram_table": "n-gram table", "routed_experts": "routed experts", "routed_scales": "routed experts"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sizes:
     """The settings that change memory without changing what is loaded.
 
@@ -45,7 +45,7 @@ class Sizes:
     score_mib: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rank:
     """One rank of a profile; what does not depend on `Sizes` is worked out once.
 

@@ -13,7 +13,7 @@ Blocks = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Concern(Finding):
     """Something about a machine that keeps engines from running there, or from running well.
 

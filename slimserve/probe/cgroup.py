@@ -17,7 +17,7 @@ from slimserve.probe.text import read_text
 _NO_LIMIT_V1 = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemoryGroup:
     """One group's memory: its limit, and what it holds without file cache that it can drop, in bytes."""
 
@@ -25,7 +25,7 @@ class MemoryGroup:
     used_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Hierarchy:
     """Where one hierarchy is mounted and which group of it this process is in."""
 

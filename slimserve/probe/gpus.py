@@ -24,7 +24,7 @@ _PACE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuReading:
     """What is known about the GPUs; the fields of `Machine` of the same names."""
 

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"\+?([0-9]{1,9})")
 _OLD_MIG = re.compile(r"MIG-(GPU-[^/]+)/([0-9]{1,4})/([0-9]{1,4})")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidate:
     """A card or a MIG instance that can be named.
 
@@ -34,7 +34,7 @@ class Candidate:
     instance: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selection:
     """What is visible.
 

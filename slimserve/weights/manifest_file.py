@@ -25,7 +25,7 @@ _FORM = "write: sha256:<64 hex digits>  <bytes>  <name>, or git-blob-sha1:<40 he
 MAX_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ManifestFile:
     """One file.
 

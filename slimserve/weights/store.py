@@ -29,7 +29,7 @@ SCRATCH, RESULT = "pip", "result"
 Key = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     """What the disk holds of a checkpoint.
 
