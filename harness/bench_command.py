@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -16,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness import client, host, workload
+from harness.address import Address, NoAddress
 from harness.bench import Side, bench, form_for
 from harness.prompts import Form, PromptSource
 from harness.receipt import Point, PromptFacts, Quantiles, Receipt, Target, WorkloadFacts, find
 from harness.recording import Facts, profile_facts, weights_facts, without_secrets
-from harness.wire import Address
 from harness.workload import Loaded
 from slimserve import exposure, keys_command, run
 from slimserve.admission.keys import API_KEY_VARIABLE
@@ -30,6 +31,7 @@ from slimserve.errors import Finding, Refused, UsageError
 from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.session import Session
+from slimserve.shapes import ShapeError, build
 
 # The key of the servers that --against names: ours must not travel to them.
 AGAINST_KEY_VARIABLE = "SLIMSERVE_AGAINST_KEY"
@@ -124,25 +126,36 @@ def against(session: Session, asked: Asked) -> list[Side]:
     """The servers of the command line.
 
     Raises:
-        UsageError: an address is none, or there are not as many models as servers.
+        UsageError: an address is none, a receipt could not name the model, the key cannot be sent, or there are not as
+            many models as servers.
     """
     if len(asked.models) != len(asked.against):
         what = f"{len(asked.against)} --against and {len(asked.models)} --model are given"
         raise UsageError(Finding(what, "a server may serve several models", "give one --model for each --against"))
     key = os.environ.get(AGAINST_KEY_VARIABLE) or None
+    if key is not None and not re.fullmatch(r"[ -~]+", key):
+        why = "it is sent in a header, which takes printable ASCII alone"
+        raise UsageError(Finding(f"{AGAINST_KEY_VARIABLE} is no key", why, "give it without line ends and the like"))
     return [_server(session, asked, url, model, key) for url, model in zip(asked.against, asked.models, strict=True)]
 
 
 def _server(session: Session, asked: Asked, url: str, model: str, key: str | None) -> Side:
     try:
         place = Address.of(url)
-    except ValueError:  # whose words repeat all of it
-        what = f"--against {without_secrets(url)} is no address of a server"
+    except NoAddress as error:
+        # Before an @, and behind a question mark, stand passwords and keys.
+        shown = " whose URL is not repeated here" if set(url) & set("@?#") else f" {url[:80]!r}"
         do = f"give its root, such as http://127.0.0.1:8000/v1; a key goes into {AGAINST_KEY_VARIABLE}"
-        raise UsageError(Finding(what, "requests go there", do)) from None
+        raise UsageError(Finding(f"--against{shown} is no address of a server", str(error), do)) from None
     address = url.rstrip("/")
     root = address.removesuffix("/v1")
-    target = Target(kind="server", name=without_secrets(address), model=model, api="completions")
+    named = {"kind": "server", "name": without_secrets(address), "model": model, "api": "completions"}
+    try:
+        target = build(Target, named)
+    except ShapeError as error:
+        what = f"--model {model[:80]!r} is no name of a model"
+        do = "give the name under which the server lists it (/v1/models)"
+        raise UsageError(Finding(what, f"the receipt has to name it: {error.problems[0].why}", do)) from None
     return Side(
         name=f"{place.host}-{place.port}",
         target=client.Target(address, model, key),

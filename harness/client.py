@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeVar
 
+from harness.address import Address
 from harness.answer import Answer
 from harness.sample import Conversation, Job, Outcome, Sample
-from harness.wire import Address, Reply, Wire
+from harness.wire import Reply, Wire
 
 REFUSALS = (429, 503)
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}

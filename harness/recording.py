@@ -330,4 +330,5 @@ def put(path: Path, content: bytes) -> None:
 
 def _printable(text: str) -> str:
     shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-    return shown[:2000] or "''"
+    shown = shown[:2000]
+    return shown if shown.strip() else f"'{shown}'"

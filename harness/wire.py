@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import httptools
+
+from harness.address import Address
 
 # (time, bytes of the body) -> why no more of this answer is wanted; empty while more is
 Reader = Callable[[float, bytes], str]
@@ -39,37 +40,6 @@ class Reply:
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     broken: str = ""
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a server is.
-
-    Args:
-        host, port, tls: of its socket.
-        path: what stands before every path.
-        authority: how requests call it.
-    """
-
-    host: str
-    port: int
-    tls: bool
-    path: str
-    authority: str
-
-    @classmethod
-    def of(cls, url: str) -> Address:
-        """The address in a URL.
-
-        Raises:
-            ValueError: not `http://HOST[:PORT][/PATH]` or the like with https.
-        """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-            raise ValueError(f"{url} is no address of a server: http://HOST:PORT/v1 is one")
-        tls = parts.scheme == "https"
-        port = parts.port or (443 if tls else 80)
-        return cls(parts.hostname, port, tls, parts.path.rstrip("/"), parts.netloc)
 
 
 class Wire:

@@ -254,9 +254,16 @@ def test_an_interrupted_run_keeps_what_it_had(tmp_path: Path, loaded: Loaded, nu
     [
         (("http://127.0.0.1:1/v1",), (), "1 --against and 0 --model are given"),
         ((), ("fake",), "0 --against and 1 --model are given"),
-        (("127.0.0.1:1",), ("fake",), "--against 127.0.0.1:1 is no address of a server"),
-        (("ftp://127.0.0.1/v1",), ("fake",), "is no address of a server"),
-        (("http://u:secret@127.0.0.1/v1?key=secret",), ("fake",), "is no address of a server"),
+        (("127.0.0.1:1",), ("fake",), "--against '127.0.0.1:1' is no address of a server"),
+        (("http://127.0.0.1:1/v1", ""), ("fake", "fake"), "--against '' is no address of a server"),
+        (("http://u:secret@127.0.0.1/v1?key=secret",), ("fake",), "--against whose URL is not repeated here is no"),
+        (("http://u:secret/more@127.0.0.1/v1",), ("fake",), "--against whose URL is not repeated here is no"),
+        (("u:secret@127.0.0.1/v1",), ("fake",), "--against whose URL is not repeated here is no"),
+        (("http://127.0.0.1:1/\udcff",), ("fake",), "--against 'http://127.0.0.1:1/\\udcff' is no address of a server"),
+        (("http://127.0.0.1:1/v1",), ("",), "--model '' is no name of a model"),
+        (("http://127.0.0.1:1/v1",), (" ",), "--model ' ' is no name of a model"),
+        (("http://127.0.0.1:1/v1",), ("\udcff",), "--model '\\udcff' is no name of a model"),
+        (("http://127.0.0.1:1/v1",), ("a\x1b[2J",), "--model 'a\\x1b[2J' is no name of a model"),
     ],
 )
 def test_servers_that_cannot_be_meant(against: tuple[str, ...], models: tuple[str, ...], says: str) -> None:
@@ -265,6 +272,37 @@ def test_servers_that_cannot_be_meant(against: tuple[str, ...], models: tuple[st
         bench_command.against(session, bench_command.Asked(None, against, models, 1, ()))
     assert says in caught.value.findings[0].what
     assert "secret" not in str(caught.value)
+
+
+def test_a_password_in_an_address_is_told_where_the_key_goes() -> None:
+    session: Any = None
+    with pytest.raises(UsageError) as caught:
+        bench_command.against(session, bench_command.Asked(None, ("http://u:secret@box/v1",), ("fake",), 1, ()))
+    (finding,) = caught.value.findings
+    assert finding.why.startswith("it carries a user and a password")
+    assert "a key goes into SLIMSERVE_AGAINST_KEY" in finding.do
+
+
+@pytest.mark.parametrize("key", ["secret\n", "secr\u20act", "\udcff"])
+def test_a_key_that_no_header_takes_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("SLIMSERVE_AGAINST_KEY", key)
+    session: Any = None
+    with pytest.raises(UsageError, match="SLIMSERVE_AGAINST_KEY is no key") as caught:
+        bench_command.against(session, bench_command.Asked(None, ("http://box/v1",), ("fake",), 1, ()))
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [b"", b"\xff"])
+def test_nothing_is_asked_for_a_model_that_no_receipt_can_name(tmp_path: Path, loaded: Loaded, model: bytes) -> None:
+    with ModelServer() as server:
+        argv, environment, receipts = command(tmp_path, "--workload", str(tmp_path / "tiny.yaml"))
+        words = [*map(os.fsencode, argv), b"--against", server.url.encode(), b"--model", model]
+        done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert server.state["requests"] == 0
+    assert done.returncode == 2, done.stderr
+    assert "is no name of a model" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(receipts.glob("2*"))
 
 
 def test_a_workload_longer_than_the_context_is_refused_with_those_that_fit() -> None:

@@ -227,6 +227,11 @@ def test_control_sequences_do_not_get_into_a_receipt(tmp_path: Path) -> None:
     assert receipt.command == ("a\\nb",)
 
 
+def test_words_that_are_nothing_or_blank_or_no_utf_8_get_into_a_receipt(tmp_path: Path) -> None:
+    receipt = make(tmp_path, facts=replace(FACTS, command=("", "  ", "\udcff")))
+    assert receipt.command == ("''", "'  '", "\\udcff")
+
+
 def test_a_number_that_was_changed_is_found_by_the_hash_and_behind_it_by_the_samples(tmp_path: Path) -> None:
     receipt = make(tmp_path)
     path = tmp_path / "one.json"
