@@ -21,6 +21,7 @@ from slimserve.yaml_source import read_document
 
 FOLDER = Path(__file__).resolve().parent / "workloads"
 MAX_TRACE_LINES = 100_000
+MAX_LOAD_SECONDS = 86_400
 
 Tokens = Annotated[int, Between(1, 1 << 20)]
 InputTokens = Annotated[int, Between(8, 1 << 20)]
@@ -86,7 +87,7 @@ class Load:
 
     concurrency: Several | None = None
     """closed loop: conversations at a time"""
-    rate_per_s: Annotated[float, Between(0, 10_000, open_ends=True)] | None = None
+    rate_per_s: Annotated[float, Between(0.001, 10_000)] | None = None
     """open loop: conversations a second on average, at random moments (a Poisson process)"""
     trace: FileName | None = None
     """open loop: a file beside this one; each line has seconds, input tokens and output tokens of a conversation"""
@@ -103,6 +104,8 @@ class Load:
             raise ValueError("conversations is needed, except for a trace, which has as many as lines")
         if self.trace is not None and self.input_tokens is not None:
             raise ValueError("a trace has the input tokens of each conversation itself")
+        if self.rate_per_s is not None and (self.conversations or 0) / self.rate_per_s > MAX_LOAD_SECONDS:
+            raise ValueError(f"{self.conversations} conversations at {self.rate_per_s:g} a second take more than a day")
 
     @property
     def name(self) -> str:
@@ -299,7 +302,7 @@ def read_trace(path: Path, text: bytes) -> tuple[Arrival, ...]:
             arrival = Arrival(math.nan, 0, 0)
         before = found[-1].seconds if found else 0.0
         # Written so that what is no number is no arrival either.
-        in_time = before <= arrival.seconds <= 86_400
+        in_time = before <= arrival.seconds <= MAX_LOAD_SECONDS
         if not (in_time and 8 <= arrival.input_tokens <= 1 << 20 and 1 <= arrival.output_tokens <= 1 << 20):
             what = f"{line[:60]!r} is no conversation"
             do = "give seconds (from 0 to 86400, none before the line above), input tokens (8 or more), output tokens"

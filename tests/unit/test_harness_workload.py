@@ -241,6 +241,8 @@ def test_a_wrong_trace_is_refused_with_its_line(tmp_path: Path, text: str, line:
         ("input_tokens: 20", "input_tokens: 7", 7, "single.input_tokens = 7 is not valid"),
         ("output_tokens: 3", "output_tokens: 0", 7, "single.output_tokens = 0 is not valid"),
         ("rate_per_s: 2.5", "rate_per_s: 0", 10, "loads[1].rate_per_s = 0 is not valid"),
+        ("rate_per_s: 2.5", "rate_per_s: 1.0e-9", 10, "loads[1].rate_per_s = 1e-09 is not valid"),
+        ("{rate_per_s: 2.5, conversations: 3}", "{rate_per_s: 0.001, conversations: 87}", 10, "more than a day"),
         ("rate_per_s: 2.5", "concurrency: 2", 1, "the file: two loads are called c2"),
         ("rate_per_s: 2.5,", "rate_per_s: 2.5, concurrency: 3,", 10, "loads[1]: exactly one of concurrency"),
         ("{rate_per_s: 2.5, conversations: 3}", "{rate_per_s: 2.5}", 10, "loads[1]: conversations is needed"),
@@ -263,6 +265,15 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path, old: str, new: st
     assert [finding.where for finding in caught.value.findings if says in finding.what] == [
         f"{tmp_path / 'tiny.yaml'}:{line}"
     ]
+
+
+def test_the_least_rate_is_said_and_taken(tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match=r"it must be from 0\.001 to 10000"):
+        written(tmp_path, GOOD.replace("rate_per_s: 2.5", "rate_per_s: 0.0009"))
+    loaded = written(
+        tmp_path, GOOD.replace("{rate_per_s: 2.5, conversations: 3}", "{rate_per_s: 0.001, conversations: 86}")
+    )
+    assert loaded.workload.loads[1].rate_per_s == 0.001
 
 
 @pytest.mark.parametrize(
