@@ -36,6 +36,7 @@ def add(environment: Mapping[str, str], name: str) -> int:
     Raises:
         UsageError: the name is taken.
         Refused: the file cannot be used or written.
+        OSError: the key cannot be printed; then it is not kept either.
     """
     if name == ENVIRONMENT:
         raise UsageError(
@@ -49,9 +50,9 @@ def add(environment: Mapping[str, str], name: str) -> int:
         text = file.read_text("utf-8") if file.exists() else ""
         text += "\n" if text and not text.endswith("\n") else ""
         key = new_key()
-        _write(file, f"{text}{name} sha256:{digest(key)}  # added {time.strftime('%Y-%m-%d')}\n")
+        with _replacing(file, f"{text}{name} sha256:{digest(key)}  # added {time.strftime('%Y-%m-%d')}\n"):
+            print(key, flush=True)  # before it counts: a key that nobody saw would let nobody in, and keep its name
     say(f"{name} is added to {file}; the key is shown this once")
-    print(key)
     return 0
 
 
@@ -71,7 +72,8 @@ def remove(environment: Mapping[str, str], name: str) -> int:
             do = nearest(name, keys) if keys else "there are none"
             raise UsageError(Finding(f"there is no key named {name}", f"{file} has none", do))
         lines = file.read_text("utf-8").split("\n")
-        _write(file, "\n".join(line for line in lines if line.split()[:1] != [name]))
+        with _replacing(file, "\n".join(line for line in lines if line.split()[:1] != [name])):
+            pass
     say(f"{name} is removed from {file}")
     if len(keys) == 1:
         say(f"no key is left: nobody is admitted by {file} until one is added")
@@ -109,20 +111,28 @@ def _locked(path: Path, *, make: bool = False) -> Iterator[Path]:
         os.close(lock)
 
 
-def _write(file: Path, text: str) -> None:
-    """Put `text` in the place of what is there, whole or not at all."""
+@contextlib.contextmanager
+def _replacing(file: Path, text: str) -> Iterator[None]:
+    """Put `text` in the place of what is there, whole or not at all: once the body is through, which may still fail."""
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with open(fresh, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
-            if file.exists():
-                os.fchown(out.fileno(), file.stat().st_uid, file.stat().st_gid)
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(fresh, file)
-    except OSError as error:
+        try:
+            with open(fresh, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
+                if file.exists():
+                    os.fchown(out.fileno(), file.stat().st_uid, file.stat().st_gid)
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+        except OSError as error:
+            raise _unwritable(file, error) from None
+        yield
+        try:
+            os.replace(fresh, file)
+        except OSError as error:
+            raise _unwritable(file, error) from None
+    except BaseException:
         fresh.unlink(missing_ok=True)
-        raise _unwritable(file, error) from None
+        raise
 
 
 def _unwritable(file: Path, error: Exception) -> Refused:
