@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.disable()
     _open_streams()
     try:
-        status = _run(parser().parse_args(arguments, argparse.Namespace(words=tuple(arguments))))
+        status = _run(_parsed(arguments))
         sys.stdout.flush()
     except SlimserveError as error:
         status = _tell(error, "--json" in arguments)
@@ -171,15 +171,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    try:
+        return parser().parse_args(arguments, argparse.Namespace(words=tuple(arguments)))
+    except SystemExit:  # of --help and --version, whose words may still find nowhere to go
+        sys.stdout.flush()
+        raise
+
+
 def _open_streams() -> None:
-    """Stand in for standard streams that the caller closed, and let them take paths that are no text."""
+    """Stand in for standard streams that the caller closed, and let them take paths that are no text.
+
+    What a child writes to a closed stdout is dropped; what the command itself has to say there fails as on a full disk.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+            own = os.open(os.devnull, os.O_RDONLY) if name == "stdout" else number
+            setattr(sys, name, open(own, "w" if number else "r", closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -188,7 +200,14 @@ def _open_streams() -> None:
 def _tell(error: SlimserveError, as_json: bool) -> int:
     """Print what went wrong; that nobody can read it changes nothing about what it is."""
     with contextlib.suppress(OSError):
-        _print_error(error, as_json)
+        try:
+            _print_error(error, as_json)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            pass
+        except OSError:  # stdout takes nothing, and stderr has heard nothing yet if this was JSON
+            if as_json:
+                _print_error(error, as_json=False)
     return error.exit_code
 
 

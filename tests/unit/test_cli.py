@@ -229,7 +229,8 @@ def test_closed_and_full_streams_give_no_traceback(environment: dict[str, str]) 
     program = f"{sys.executable} -m slimserve"
     for line, status in (
         ("--list >/dev/full", 1),
-        ("--list >&-", 0),
+        ("--list >&-", 1),
+        ("--list >&- <&-", 1),
         ("--list <&-", 0),
         ("nope --plan 2>/dev/full", 2),
         ("nope --plan 2>&-", 2),
@@ -243,6 +244,40 @@ def test_closed_and_full_streams_give_no_traceback(environment: dict[str, str]) 
         assert result.returncode == status, (line, result.stderr)
         assert "Traceback" not in result.stderr
         assert "Exception ignored" not in result.stderr
+
+
+@pytest.mark.parametrize("stdout", [">/dev/full", ">&-"])
+@pytest.mark.parametrize(
+    "action",
+    [
+        "--list",
+        "--list --json",
+        "--doctor",
+        "--policies",
+        "--policies --json",
+        "--status",
+        "--receipts",
+        "--list-keys",
+        "qwen38fn-fp8-8 --plan --on rtx3090x8",
+        "--version",
+        "--help",
+    ],
+)
+def test_an_answer_that_finds_no_way_out_is_told(action: str, stdout: str, environment: dict[str, str]) -> None:
+    command = f"{sys.executable} -m slimserve {action} {stdout}"
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("slimserve: the output cannot be used: ")
+    assert done.stderr.count("slimserve: ") == 1
+
+
+def test_an_error_in_json_that_finds_no_way_out_is_told_in_words(environment: dict[str, str]) -> None:
+    for stdout in (">/dev/full", ">&-"):
+        command = f"{sys.executable} -m slimserve nope --plan --json {stdout}"
+        done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert done.stderr.startswith("slimserve: ")
+        assert "nope" in done.stderr
 
 
 def test_folders_that_cannot_be_used_are_named(environment: dict[str, str], tmp_path: Path) -> None:

@@ -57,6 +57,21 @@ def test_a_key_is_printed_once_and_kept_as_a_hash(environment: dict[str, str]) -
     assert key not in listed.stdout + listed.stderr + done.stderr
 
 
+@pytest.mark.parametrize("stdout", [">&-", ">/dev/full"])
+def test_a_key_that_cannot_be_shown_is_not_kept(stdout: str, environment: dict[str, str]) -> None:
+    slimserve(environment, "--add-key", "alice")
+    file = paths.keys_file(environment)
+    before = file.read_text()
+    command = f"{sys.executable} -m slimserve --add-key bob {stdout}"
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "the output cannot be used" in done.stderr
+    assert "is added" not in done.stderr
+    assert file.read_text() == before
+    assert not list(file.parent.glob(".keys.*"))
+    assert slimserve(environment, "--add-key", "bob").returncode == 0
+
+
 def test_adding_keeps_what_is_there(environment: dict[str, str], tmp_path: Path) -> None:
     file = write(tmp_path / "real", f"# ours\n{line('alice', ALICE).strip()}")  # no line feed at its end
     (tmp_path / "link").symlink_to(file)
