@@ -70,6 +70,9 @@ def change(profile: Profile, assignments: Sequence[str]) -> tuple[Profile, tuple
         return build(Profile, data), tuple(changes)
     except ShapeError as error:
         raise UsageError(*(Finding(f"--set: {one.what}", one.why, one.do) for one in error.problems)) from None
+    except RecursionError:  # deep enough to be read, and too deep to be looked at or shown
+        what, why = "--set: a value is nested too deep", "no key of a profile takes one like that"
+        raise UsageError(Finding(what, why, "give what the key takes")) from None
 
 
 def _settings(section: str) -> Iterator[Any]:
@@ -82,7 +85,7 @@ def _read(text: str) -> Any:
     """A value as it is typed on a command line: JSON, or else a bare word."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested deeper than any value of a profile is one more text that is no JSON
         return text
 
 

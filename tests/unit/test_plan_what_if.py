@@ -80,6 +80,8 @@ def test_the_same_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
         (["engine.max_num_seqs=3.5"], "give a whole number"),
         (["engine.gpu_memory_utilization=1"], "between 0 and 1"),
         (["engine.dtype=float8"], "bfloat16 or float16 or float32"),
+        (["engine.max_num_seqs=" + "[" * 3000 + "]" * 3000], "give a whole number"),
+        (["engine.speculative_config=" + '{"a":' * 3000 + "1" + "}" * 3000], "give a mapping with method"),
         (["engine.block_size.deep=3"], "give a whole number"),
         (["engine.speculative_config.tokens=3"], "unknown key engine.speculative_config.value.tokens"),
         (["engine.max_num_seqs=3", "engine.max_num_seqs=4"], "second value of engine.max_num_seqs"),
@@ -90,6 +92,13 @@ def test_what_is_not_understood(assignments: list[str], says: str) -> None:
         change(REGISTRY.profiles[RACK], assignments)
     assert says in str(caught.value)
     assert all(finding.what and finding.why and finding.do for finding in caught.value.findings)
+
+
+def test_no_depth_is_too_much() -> None:
+    for depth in range(700, 1100, 3):  # from what is read and shown to what is not even read
+        with pytest.raises(UsageError) as caught:
+            change(REGISTRY.profiles[RACK], ["engine.max_num_seqs=" + "[" * depth + "]" * depth])
+        assert "--set: " in str(caught.value)
 
 
 def test_every_slip_is_told_at_once() -> None:
