@@ -39,6 +39,8 @@ FileName = Annotated[str, Satisfying(_stays_inside)]
 Count = Annotated[int, Between(1, 1 << 20)]
 Bytes = Annotated[int, Between(0, 1 << 60)]
 Variable = Annotated[str, Matching(r"[A-Z][A-Z0-9_]*", "capitals, digits and underscores")]
+SCORES = "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"
+"""the variable whose value is reckoned with: what the sparse indexer may take for its scores, in MiB"""
 Seconds = Annotated[int, Between(1, 86_400)]
 Greedy = Literal["replace", "refuse", "verification"]
 Thinking = Literal["keep", "refuse"]

@@ -13,7 +13,7 @@ from slimserve.errors import Finding, RegistryError, UsageError, raise_if_any
 from slimserve.model import Checkpoint, Model
 from slimserve.platform import Platform
 from slimserve.policies import BY_ID, Subject, broken
-from slimserve.profile import Evidence, Id, Profile, Setting, Text
+from slimserve.profile import SCORES, Evidence, Id, Profile, Setting, Text
 from slimserve.shapes import Loc, Matching, Problem, dotted, nearest, plain
 from slimserve.validate import validate
 from slimserve.yaml_source import Document, read_document
@@ -29,6 +29,7 @@ _FILLER = frozenset(
     ).split()
 )
 _WORD = re.compile(r"[a-z0-9.]+")
+_MEBIBYTES = re.compile("[1-9][0-9]{0,8}")
 MIN_REASON_WORDS = 4
 # Beginnings of the variables that a profile may set.
 CONFIGURING = tuple("VLLM_ NCCL_ GLOO_ OMP_ KMP_ MKL_ TORCH PYTORCH_ TRITON_ FLASHINFER_ CUDA_".split())
@@ -112,7 +113,7 @@ def load_registry(folder: Path, reserved: frozenset[str] = frozenset()) -> Regis
     for document, platform in platforms.values():
         problems += _found(document, texts.check(platform.settings()))
     for document, profile in profiles.values():
-        problems += _found(document, _check_environment(profile, reserved))
+        problems += _found(document, check_environment(profile, reserved))
         problems += _found(document, texts.check((*profile.settings(), *_options(profile))))
         problems += _found(document, _check_references(profile, models, platforms, folder))
     problems += _check_names(profiles, platforms, folder)
@@ -286,8 +287,14 @@ def _words(text: str) -> set[str]:
     return {word.strip(".") for word in _WORD.findall(text.lower().replace("_", " "))} - {""}
 
 
-def _check_environment(profile: Profile, reserved: frozenset[str]) -> Iterator[Problem]:
-    for name in profile.environment:
+def check_environment(profile: Profile, reserved: frozenset[str]) -> Iterator[Problem]:
+    """Every variable of a profile that is not its own to set, or that nothing would read as it is written.
+
+    Args:
+        profile: of the registry, or one with values replaced.
+        reserved: variables that no profile may set.
+    """
+    for name, setting in profile.environment.items():
         loc = ("environment", name)
         if {"KEY", "TOKEN", "SECRET", "PASSWORD"} & set(name.split("_")):
             yield Problem(
@@ -301,6 +308,9 @@ def _check_environment(profile: Profile, reserved: frozenset[str]) -> Iterator[P
         elif not name.startswith(CONFIGURING):
             why = f"it configures neither the engine nor a library of it: those begin with {', '.join(CONFIGURING)}"
             yield Problem(loc, f"environment.{name}", why, "remove it")
+        elif name == SCORES and not _MEBIBYTES.fullmatch(setting.value):
+            what, why = f"environment.{name} = {setting.value}", "it is not a whole number of MiB above 0"
+            yield Problem((*loc, "value"), what, why, 'give one, such as "512"')
 
 
 def check_consistency(subject: Subject) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from slimserve.machine import Machine
 from slimserve.plan import Advice, Plan, Verdict, WeightsOnDisk, describe, make_plan, matches
 from slimserve.policies import Subject, broken
 from slimserve.profile import Profile
-from slimserve.registry import Registry, check_consistency
+from slimserve.registry import Registry, check_consistency, check_environment
 from slimserve.shapes import Loc, dotted
 from slimserve.weights import Manifest
 from slimserve.yaml_source import read_document
@@ -115,7 +115,7 @@ class Session:
 
         changed, changes = what_if.change(profile, assignments)
         subject = self.registry.subject(changed)
-        problems = [*check_consistency(subject), *broken(subject)]
+        problems = [*check_environment(changed, OWNED), *check_consistency(subject), *broken(subject)]
         raise_if_any(Refused, [Finding(one.what, one.why, one.do, "--set") for one in problems])
         plan = make_plan(subject, self.machine, self.weights(subject), self._advice(profile, changes))
         return plan, changes

@@ -8,7 +8,8 @@ from functools import partial
 
 from slimserve.machine import gib
 from slimserve.planner.capacity import capacity, slot_context
-from slimserve.planner.rank import SCORES, Rank, Sizes
+from slimserve.planner.rank import Rank, Sizes
+from slimserve.profile import SCORES
 from slimserve.shapes import Loc, Problem
 
 STEPS = 1000

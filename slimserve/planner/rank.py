@@ -20,10 +20,9 @@ from slimserve.planner.budget import Budget, Line
 from slimserve.planner.layout import layout_of
 from slimserve.platform import Reserve
 from slimserve.policies import Subject
+from slimserve.profile import SCORES
 
 MIB = 1 << 20
-SCORES = "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"
-"""what the sparse indexer may take for its scores, in MiB"""
 _SCORES_UNSET = 512  # vllm/envs.py
 
 CACHE = "KV cache"
@@ -73,7 +72,7 @@ class Rank:
             engine.max_model_len.value,
             engine.max_num_batched_tokens.value,
             share.value if share else 0.0,
-            int(scores.value) if scores is not None and scores.value.isdecimal() else _SCORES_UNSET,
+            int(scores.value) if scores is not None else _SCORES_UNSET,
         )
 
     def shown_bytes(self, reserve: Reserve) -> int:

@@ -18,8 +18,8 @@ from slimserve.errors import Refused
 from slimserve.plan import make_plan
 from slimserve.planner import fitting
 from slimserve.planner.capacity import capacity
-from slimserve.planner.rank import CACHE, LEFT, SCORES, rank_of
-from slimserve.profile import Compilation, Speculation
+from slimserve.planner.rank import CACHE, LEFT, rank_of
+from slimserve.profile import SCORES, Compilation, Speculation
 
 RACK = "qwen38fn-fp8-3090x8"
 PAIR = "qwen38fn-fp8-h200x2"

@@ -339,6 +339,13 @@ CASES = [
     Case("lower-case variable", BOX, "OMP_NUM_THREADS", "omp_num_threads", ("environment.omp_num_threads",)),
     Case("secret in a profile", BOX, "OMP_NUM_THREADS", "VLLM_API_KEY", ("a secret does not belong in a profile",)),
     Case("fixed variable in a profile", BOX, "OMP_NUM_THREADS", "VLLM_HOST_IP", ("is fixed for every profile",)),
+    Case(
+        "scores without a number",
+        BOX,
+        "  OMP_NUM_THREADS:\n    value: ",
+        "  VLLM_SPARSE_INDEXER_MAX_LOGITS_MB:\n    value: lots # ",
+        ("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB = lots", "not a whole number of MiB"),
+    ),
     Case("gpu kind without gpus", "platforms/box.yaml", "kind: cpu", "kind: cuda", ("needs `gpus`",)),
 ]
 
