@@ -309,7 +309,7 @@ def check_environment(profile: Profile, reserved: frozenset[str]) -> Iterator[Pr
             why = f"it configures neither the engine nor a library of it: those begin with {', '.join(CONFIGURING)}"
             yield Problem(loc, f"environment.{name}", why, "remove it")
         elif name == SCORES and not _MEBIBYTES.fullmatch(setting.value):
-            what, why = f"environment.{name} = {setting.value}", "it is not a whole number of MiB above 0"
+            what, why = f"environment.{name} = {setting.value[:40]}", "it is not a whole number of MiB above 0"
             yield Problem((*loc, "value"), what, why, 'give one, such as "512"')
 
 

@@ -72,6 +72,16 @@ def test_a_key_that_cannot_be_shown_is_not_kept(stdout: str, environment: dict[s
     assert slimserve(environment, "--add-key", "bob").returncode == 0
 
 
+def test_a_key_whose_reader_went_away_is_not_kept(environment: dict[str, str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "slimserve", "--add-key", "alice"]
+    done = subprocess.run(command, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert not paths.keys_file(environment).exists()
+
+
 def test_adding_keeps_what_is_there(environment: dict[str, str], tmp_path: Path) -> None:
     file = write(tmp_path / "real", f"# ours\n{line('alice', ALICE).strip()}")  # no line feed at its end
     (tmp_path / "link").symlink_to(file)
