@@ -128,9 +128,11 @@ def _for_pip(environ: Mapping[str, str]) -> dict[str, str]:
 def _largest(scratch: Path) -> int:
     """Size of the wheel that pip is writing somewhere below its temporary folder."""
     largest = 0
-    for path in scratch.rglob("*.whl"):
-        with contextlib.suppress(FileNotFoundError):  # pip moved it since
-            largest = max(largest, path.stat().st_size)
+    for folder, _, names in os.walk(scratch):  # which passes over a folder that pip removed since
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(FileNotFoundError):  # pip moved it since
+                    largest = max(largest, os.stat(os.path.join(folder, name)).st_size)
     return largest
 
 

@@ -309,6 +309,8 @@ class Connection(asyncio.Protocol):
         )
 
     async def send(self, data: bytes) -> None:
+        if self.transport.is_closing():  # whoever read it is gone
+            raise Broken
         split = self.server.switches["split"]
         for start in range(0, len(data), split or len(data)):
             part = data[start : start + split] if split else data

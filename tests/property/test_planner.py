@@ -52,7 +52,7 @@ def subjects(draw: st.DrawFn) -> Subject:
     keys = draw(st.lists(st.sampled_from(sorted(ENGINE)), unique=True, max_size=6))
     subject = subject_of(name, **{key: draw(ENGINE[key]) for key in keys})
     admission = replace(subject.profile.admission, slot_context_tokens=setting(draw(COUNT)))
-    scores = {"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": setting(draw(st.sampled_from(["0", "64", "many", "-1", "1000000"])))}
+    scores = {"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": setting(draw(st.sampled_from(["0", "64", "007", "1000000"])))}
     return replace(subject, profile=replace(subject.profile, admission=admission, environment=scores))
 
 

@@ -254,6 +254,22 @@ def test_whatever_lies_among_the_files_of_a_conversion(wheel: PackageCase, kind:
     assert len(moved(wheel.target.parent)) == (not ours)
 
 
+def test_a_folder_that_pip_removes_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "pip-unpack"
+    gone.mkdir()
+    put(tmp_path / "arrived", {WHEEL: b"12345"})
+    scandir = os.scandir
+
+    def removing(path: Any) -> Any:
+        if Path(path) == gone:
+            gone.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert package._largest(tmp_path) == 5
+    assert not gone.exists()
+
+
 @pytest.mark.parametrize("step", ["extract", "convert", "first move", "last move"])
 def test_what_a_kill_left_does_not_block_the_next_attempt(
     wheel: PackageCase, monkeypatch: pytest.MonkeyPatch, step: str
