@@ -20,7 +20,7 @@ from typing import Any
 
 from slimserve import paths
 from slimserve.model import Model, Quantisation
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 
 MODEL_TYPES = {
     "Qwen3_5ForCausalLM": "qwen3_5_text",

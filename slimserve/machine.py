@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from slimserve.shapes import Between, Matching, Satisfying, Shown
-from slimserve.validate import validate
-from slimserve.yaml_source import read_document
 
 GIB = 1 << 30
 # What `--doctor --json` adds to the facts. Findings follow from facts, so they are drawn anew when it is read back.
@@ -355,6 +353,9 @@ def load_machine(path: Path) -> Machine:
     Raises:
         RegistryError: with every problem of the file, each with file, line and key.
     """
+    from slimserve.validate import validate
+    from slimserve.yaml_source import read_document
+
     document = read_document(path)
     if isinstance(document.data, dict):
         document = replace(

@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slimserve import paths, weights
+from slimserve import paths, registry_cache, weights
 from slimserve.engine.variables import OWNED
 from slimserve.errors import Finding, Refused, raise_if_any
 from slimserve.machine import Machine
 from slimserve.plan import Advice, Plan, Verdict, WeightsOnDisk, describe, make_plan, matches
-from slimserve.policies import Subject, broken
+from slimserve.policy_checks import Subject
 from slimserve.profile import Profile
-from slimserve.registry import Registry, check_consistency, check_environment
+from slimserve.registry import Registry
 from slimserve.shapes import Loc, dotted
 from slimserve.weights import Manifest
-from slimserve.yaml_source import read_document
 
 if TYPE_CHECKING:
     from slimserve.planner.what_if import Change
@@ -111,7 +110,9 @@ class Session:
             UsageError: a key that does not exist, or a value that it does not take.
             Refused: a policy is broken, the profile contradicts itself, or it does not run on this machine.
         """
+        from slimserve.consistency import check_consistency, check_environment
         from slimserve.planner import what_if
+        from slimserve.policies import broken
 
         changed, changes = what_if.change(profile, assignments)
         subject = self.registry.subject(changed)
@@ -127,6 +128,8 @@ class Session:
             key = dotted(loc).removesuffix(".value")
             if any(change.key == key for change in changes):
                 return "--set"
+            from slimserve.yaml_source import read_document
+
             return read_document(self.registry.folder / f"{profile.id}.yaml").where(loc)
 
         def others() -> tuple[str, ...]:
@@ -161,10 +164,9 @@ def open_registry(environment: Mapping[str, str]) -> Registry:
     Raises:
         RegistryError: a file is wrong.
     """
-    from slimserve.registry import load_registry
-
     own = environment.get("SLIMSERVE_PROFILES")
-    return load_registry(Path(own) if own else paths.profiles_folder(), OWNED)
+    folder = Path(own) if own else paths.profiles_folder()
+    return registry_cache.load(folder, OWNED, paths.cache_folder(environment))
 
 
 def open_session(

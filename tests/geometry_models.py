@@ -9,7 +9,7 @@ from typing import Any
 from slimserve.geometry import Layout
 from slimserve.model import Checkpoint, Geometry, HuggingFace, Model, Parsers, Quantisation, QuantisedTensor
 from slimserve.profile import Sampling
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 
 REGISTRY = load_registry(Path(__file__).parent.parent / "profiles")
 FLASH_NEXT = REGISTRY.models["qwen38-flash-next"]

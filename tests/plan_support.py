@@ -13,7 +13,7 @@ from slimserve.planner.fitting import KEYS
 from slimserve.planner.rank import Rank, Sizes, rank_of
 from slimserve.policies import Subject
 from slimserve.profile import Evidence, Profile, Setting
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 
 GIB = 1 << 30
 REGISTRY = load_registry(Path(__file__).parents[1] / "profiles", variables.OWNED)

@@ -16,8 +16,6 @@ from slimserve.shapes import Between, ShapeError, build
 
 # A busy event loop answers late; one that does not answer for this long is asked again, or given up by its caller.
 ANSWER_SECONDS = 5.0
-# The kernel's limit for the path of a unix socket, its final zero left out.
-MOST_PATH_BYTES = 107
 
 _Number = Annotated[int, Between(0, 1 << 40)]
 

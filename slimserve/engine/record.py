@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from slimserve.engine import procfs
-from slimserve.engine.control import MOST_PATH_BYTES
 from slimserve.errors import Finding, Refused
 from slimserve.shapes import Between, Matching, ShapeError, build
+
+# The kernel's limit for the path of a unix socket, its final zero left out.
+MOST_PATH_BYTES = 107
 
 FILE_NAME = "engine.json"
 LOG_NAME = "engine.log"

@@ -10,7 +10,8 @@ from typing import Any
 from slimserve.engine import command, door, torchvision_cpu, variables
 from slimserve.plan import WeightsOnDisk, describe, make_plan
 from slimserve.profile import Profile
-from slimserve.registry import Registry, load_registry
+from slimserve.registry import Registry
+from slimserve.registry_files import load_registry
 
 PROFILES = Path(__file__).parent.parent.parent / "profiles"
 CONTROL = Path("/run/slimserve/engine.sock")

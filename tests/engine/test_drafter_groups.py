@@ -7,7 +7,7 @@ from typing import Any
 
 from slimserve.engine import torchvision_cpu
 from slimserve.geometry import Layout, caches, dspark
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 
 MODEL = load_registry(Path(__file__).parents[2] / "profiles").models["qwen38-2.4t-a95b"]
 

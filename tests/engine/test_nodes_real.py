@@ -27,7 +27,7 @@ from waiting import until
 from harness import slice as generated
 from slimserve import paths
 from slimserve.engine import endpoints, procfs
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 from slimserve.session import open_session
 
 PROFILE = "hybrid-slice-cpu-nodes2"

@@ -20,7 +20,7 @@ from slimserve.chat import Endpoint, find, probe
 from slimserve.engine import variables
 from slimserve.errors import Failed, Refused, SlimserveError, UsageError
 from slimserve.plan import describe
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 from slimserve.session import Session
 
 GOOD = Path(__file__).parent.parent / "registry"

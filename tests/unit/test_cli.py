@@ -76,7 +76,7 @@ def test_a_profile_for_other_hardware_is_refused_before_anything_is_fetched(envi
     assert "GPUs found: " in result.stderr
     assert "needed: 8 x NVIDIA GeForce RTX 3090" in result.stderr
     assert result.stdout == ""
-    assert not Path(environment["SLIMSERVE_CACHE"]).exists()
+    assert not (Path(environment["SLIMSERVE_CACHE"]) / "weights").exists()
 
 
 def test_a_refusal_as_json(environment: dict[str, str]) -> None:

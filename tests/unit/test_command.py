@@ -15,7 +15,7 @@ from slimserve.engine.command import PASSED, Command, build, flags
 from slimserve.engine.variables import ADMISSION_VARIABLE, OWNED
 from slimserve.exposure import Keys
 from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 
 GOOD = Path(__file__).parent.parent / "registry"
 CONTROL = Path("/run/engine.sock")

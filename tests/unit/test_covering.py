@@ -13,7 +13,8 @@ from receipts_support import FACTS, facts_of, make
 from harness.recording import Facts
 from slimserve import covering
 from slimserve.errors import RegistryError
-from slimserve.registry import Registry, load_registry
+from slimserve.registry import Registry
+from slimserve.registry_files import load_registry
 
 REGISTRY = Path(__file__).resolve().parents[1] / "registry"
 PROFILE = "tiny-bf16-box"

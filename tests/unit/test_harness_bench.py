@@ -25,7 +25,7 @@ from harness.receipt import Point, Receipt, find
 from harness.workload import Loaded
 from slimserve.engine.variables import OWNED
 from slimserve.errors import Failed, Finding, Refused, UsageError
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 
 ROOT = Path(__file__).parents[2]
 REGISTRY = ROOT / "tests" / "registry"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from plan_support import REGISTRY, WEIGHTS, machine_of, rank, setting, subject_of, with_engine
 
+from slimserve.consistency import check_consistency
 from slimserve.errors import Refused
 from slimserve.geometry import Layout, caches, dspark, weights
 from slimserve.plan import make_plan
 from slimserve.planner.host import host_budget, ranks_here
 from slimserve.profile import Speculation
-from slimserve.registry import check_consistency
 from slimserve.shapes import ShapeError, build
 
 MODEL = REGISTRY.models["qwen38-2.4t-a95b"]

@@ -22,7 +22,7 @@ from slimserve.errors import Finding
 from slimserve.operator import app
 from slimserve.operator.app import FILES, HEADERS, LOG_LINES, STATIC
 from slimserve.operator.prometheus import parse
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 from slimserve.shapes import plain
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "operator"))

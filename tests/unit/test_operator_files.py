@@ -20,7 +20,7 @@ from slimserve.admission.metrics import Metrics
 from slimserve.engine.state import State, Status
 from slimserve.engine.variables import OWNED
 from slimserve.operator import exposition, history
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 UNIT = DOCS / "slimserve.service"

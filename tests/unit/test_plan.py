@@ -14,7 +14,8 @@ from slimserve.engine import command, door, variables
 from slimserve.errors import Refused
 from slimserve.machine import GpuProblem, Machine
 from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan, matches
-from slimserve.registry import Registry, load_registry
+from slimserve.registry import Registry
+from slimserve.registry_files import load_registry
 from slimserve.shapes import build, plain
 
 GOOD = Path(__file__).parent.parent / "registry"

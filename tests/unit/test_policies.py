@@ -16,7 +16,7 @@ from slimserve.model import Checkpoint, HuggingFace
 from slimserve.policies import BY_ID, POLICIES, Subject, broken
 from slimserve.policy_checks import ranks_of_experts
 from slimserve.profile import Engine, Profile, Sampling, TemplateDefaults
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 from slimserve.shapes import ShapeError, build, fields_of
 
 GOOD = Path(__file__).parent.parent / "registry"

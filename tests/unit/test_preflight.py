@@ -18,7 +18,8 @@ from slimserve.preflight import blocking, concerns, host, warnings
 from slimserve.preflight.concern import Concern
 from slimserve.preflight.exchange import Outcome
 from slimserve.preflight.traffic import module_words
-from slimserve.registry import Registry, load_registry
+from slimserve.registry import Registry
+from slimserve.registry_files import load_registry
 from slimserve.session import Session
 
 MACHINES = Path(__file__).parent.parent / "machines"

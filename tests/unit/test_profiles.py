@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from slimserve import weights
+from slimserve.consistency import check_consistency
 from slimserve.errors import Refused
 from slimserve.model import Checkpoint
 from slimserve.plan import WeightsOnDisk, describe, make_plan
 from slimserve.planner import what_if
 from slimserve.policies import broken
 from slimserve.profile import NotCarried, Profile, Setting
-from slimserve.registry import check_consistency, load_registry
+from slimserve.registry_files import load_registry
 
 FOLDER = Path(__file__).parents[2] / "profiles"
 REGISTRY = load_registry(FOLDER)

@@ -23,7 +23,7 @@ from harness.report import STYLE
 from harness.report import html as report
 from harness.verify import verify
 from slimserve import paths
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 

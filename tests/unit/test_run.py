@@ -17,7 +17,7 @@ from slimserve.errors import Refused, SlimserveError
 from slimserve.model import Geometry
 from slimserve.plan import describe
 from slimserve.profile import RequestPolicy
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 from slimserve.session import Session
 from slimserve.shapes import plain
 

@@ -16,7 +16,7 @@ from slimserve.engine.variables import OWNED
 from slimserve.errors import Refused
 from slimserve.model import Checkpoint, Model
 from slimserve.plan import WeightsOnDisk, describe, make_plan
-from slimserve.registry import load_registry
+from slimserve.registry_files import load_registry
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "profiles", ROOT / "tests" / "hybrid")
