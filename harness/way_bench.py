@@ -5,8 +5,8 @@
 Two engines beside each other disturb each other more than what is looked for here, and one that waits is slow when its
 turn comes. So one engine answers both sides: requests go by turns to the public address, past the door, and to the
 engine's private socket, where the door lets everything pass unseen, as if it were not there. What is left of `--serve`
-is its supervisor, whose processor time is counted beside. The interval is that of the median of paired ratios. Prints
-JSON, when it is interrupted of what there is; claims nothing.
+is its supervisor, whose processor time is counted beside. The intervals are those of the median and of the geometric
+mean of paired ratios. Prints JSON, when it is interrupted of what there is; claims nothing.
 """
 
 from __future__ import annotations

@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 class Acceptor:
     """Takes connections in the running event loop, when told to.
 
-    A connection is taken and its task made in one go, so that a `stop` loses none in between.
+    A connection is taken and handed over in one go, so that a `stop` loses none in between.
 
     Args:
         listening: bound and listening; it stays the caller's.
-        serve: is given each connection, non-blocking, which is then its own.
+        take: is given each connection, non-blocking, which is then its own.
     """
 
-    def __init__(self, listening: socket.socket, serve: Callable[[socket.socket], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, listening: socket.socket, take: Callable[[socket.socket], None]) -> None:
         self._listening = listening
-        self._serve = serve
+        self._take = take
         self._accepting = False
         self.serving: set[asyncio.Task[None]] = set()
-        """what `serve` does at the moment"""
+        """what has begun and is not over"""
         listening.setblocking(False)
 
     def start(self) -> None:
@@ -44,6 +44,12 @@ class Acceptor:
         """Take no more; those that were taken go on. A second time does nothing."""
         self._accepting = False
         asyncio.get_running_loop().remove_reader(self._listening)
+
+    def begin(self, serving: Coroutine[Any, Any, None]) -> None:
+        """Run what serves a connection as a task, which is among `serving` until it is over."""
+        task = asyncio.get_running_loop().create_task(serving)
+        self.serving.add(task)
+        task.add_done_callback(self.serving.discard)
 
     def _listen(self) -> None:
         if self._accepting:
@@ -64,6 +70,4 @@ class Acceptor:
                 loop.call_later(SHORTAGE_SECONDS, self._listen)
                 return
             connection.setblocking(False)
-            task = loop.create_task(self._serve(connection))
-            self.serving.add(task)
-            task.add_done_callback(self.serving.discard)
+            self._take(connection)

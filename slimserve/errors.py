@@ -13,8 +13,10 @@ collected before the error is raised, so that a person mends a file once and not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import ClassVar
+
+from slimserve.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from slimserve import paths
 from slimserve.admission.config import Config
 from slimserve.admission.keys import API_KEY_VARIABLE, ENVIRONMENT, digest, is_there, is_usable, load
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
+from slimserve.records import dataclass
 
 Address = tuple[int, int, int, str, tuple[Any, ...]]
 _ORIGIN = re.compile(
@@ -22,7 +22,7 @@ _ORIGIN = re.compile(
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Keys:
     """The keys that an endpoint asks for.
 

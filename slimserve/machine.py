@@ -7,11 +7,12 @@ do). A fact that nobody could read is None, or "unknown"; it is never filled in.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from slimserve.shapes import Between, Matching, Satisfying, Shown
+from slimserve.records import dataclass
+from slimserve.shapes import Between, Matching, Satisfying
 
 GIB = 1 << 30
 # What `--doctor --json` adds to the facts. Findings follow from facts, so they are drawn anew when it is read back.
@@ -65,8 +66,8 @@ def _not_more(part: int | None, whole: int | None, part_name: str, whole_name: s
         raise ValueError(f"{part_name} = {part} is more than {whole_name} = {whole}")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class GpuProcess(Shown):
+@dataclass(frozen=True, kw_only=True)
+class GpuProcess:
     """A process that holds memory on a GPU."""
 
     pid: Annotated[int, Between(0, 1 << 32)]
@@ -77,8 +78,8 @@ class GpuProcess(Shown):
     """GPU memory that it holds, in bytes; null when the driver does not say"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Gpu(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
     """One GPU, or one MIG instance of a GPU."""
 
     index: GpuIndex
@@ -138,8 +139,8 @@ class Gpu(Shown):
         return self.peers.get(other.index, "unknown")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Cpu(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Cpu:
     """The processors, as far as this process may use them."""
 
     name: Text | None = None
@@ -158,8 +159,8 @@ class Cpu(Shown):
     """those of avx2, avx512f, avx512_bf16, amx_bf16 that it has"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class HugePages(Shown):
+@dataclass(frozen=True, kw_only=True)
+class HugePages:
     """Pages of more than 4 KiB, as the kernel is set up for them."""
 
     reserved_bytes: Bytes
@@ -173,8 +174,8 @@ class HugePages(Shown):
         _not_more(self.free_bytes, self.reserved_bytes, "free_bytes", "reserved_bytes")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Limits(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Limits:
     """What this process and what it starts may have; null where nothing limits it."""
 
     open_files: Annotated[int, Between(0, 1 << 60)] | None
@@ -183,8 +184,8 @@ class Limits(Shown):
     """processes and threads: the least of the user's limit and the control groups'"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Memory(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Memory:
     """Host memory and every limit on it that binds this process. All sizes in bytes."""
 
     total_bytes: SomeBytes
@@ -221,8 +222,8 @@ class Memory(Shown):
         return min(self.available_bytes, max(0, self.cgroup_limit_bytes - self.cgroup_used_bytes))
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Disk(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Disk:
     """The file system of the cache folder."""
 
     path: Text
@@ -240,8 +241,8 @@ class Disk(Shown):
         _not_more(self.free_bytes, self.total_bytes, "free_bytes", "total_bytes")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Folder(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Folder:
     """A folder that a launch writes to, beside the cache."""
 
     purpose: Text
@@ -256,8 +257,8 @@ class Folder(Shown):
     """space that this user may fill, in bytes"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class NcclSetting(Shown):
+@dataclass(frozen=True, kw_only=True)
+class NcclSetting:
     """One NCCL_... setting that a program started here would find."""
 
     name: Annotated[str, Matching(r"NCCL_[A-Z0-9_]+", "NCCL_...")]
@@ -266,8 +267,8 @@ class NcclSetting(Shown):
     """a file, or "the environment" """
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Engine(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Engine:
     """An engine that slimserve started on this machine, for this user."""
 
     profile: Text
@@ -280,8 +281,8 @@ class Engine(Shown):
     """its processes"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class GpuProblem(Shown):
+@dataclass(frozen=True, kw_only=True)
+class GpuProblem:
     """Why GPUs could not be read, at all or in part."""
 
     what: Text
@@ -292,8 +293,8 @@ class GpuProblem(Shown):
     """how to mend it"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Machine(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Machine:
     """Everything that a plan may know about a machine."""
 
     source: Text = "a machine file"

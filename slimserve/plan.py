@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from slimserve.planner.rank import Rank, rank_of
 from slimserve.platform import Accelerators, Platform
 from slimserve.policies import Subject
 from slimserve.profile import Profile
+from slimserve.records import dataclass
 from slimserve.shapes import Loc
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from slimserve.profile import Bytes, Count, Id, Line, Setting, Text
-from slimserve.shapes import Between, Matching, Shown, fields_of
+from slimserve.records import dataclass
+from slimserve.shapes import Between, Matching, fields_of
 
 # Boards report a little less than their label says (reserved pages, ECC); another card of the family reports far less.
 MEMORY_TOLERANCE = 0.03
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Reserve(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Reserve:
     """Memory of a card that neither shapes nor settings explain, as it was seen on such cards."""
 
     driver_bytes: Setting[Bytes]
@@ -27,8 +27,8 @@ class Reserve(Shown):
     """of one captured graph of the whole model"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Accelerators(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Accelerators:
     """The GPUs of a platform: all alike."""
 
     name: Line
@@ -53,8 +53,8 @@ class Accelerators(Shown):
         return int(self.memory_bytes * (1 + MEMORY_TOLERANCE))
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Needs(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Needs:
     """What the machine must have, each with its reason."""
 
     memory_bytes: Setting[Bytes]
@@ -73,8 +73,8 @@ class Needs(Shown):
     """whether the GPUs must reach each other's memory"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Platform(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Platform:
     """One kind of machine."""
 
     id: Id

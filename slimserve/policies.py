@@ -8,10 +8,10 @@ even be listed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from slimserve import policy_checks as checks
 from slimserve.policy_checks import GREEDY_TEMPERATURE, GREEDY_TOP_P, Subject
+from slimserve.records import dataclass
 from slimserve.shapes import Problem
 
 __all__ = ["BY_ID", "GREEDY_TEMPERATURE", "GREEDY_TOP_P", "POLICIES", "Policy", "Subject", "broken"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from slimserve.model import Model, QuantisedTensor
 from slimserve.platform import Platform
 from slimserve.profile import Profile
+from slimserve.records import dataclass
 from slimserve.shapes import Loc, Problem
 
 GREEDY_TEMPERATURE = 0.05

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-from slimserve.shapes import Between, Matching, Satisfying, Shown, fields_of
+from slimserve.records import dataclass
+from slimserve.shapes import Between, Matching, Satisfying, fields_of
 
 T = TypeVar("T")
 
@@ -46,8 +47,8 @@ Greedy = Literal["replace", "refuse", "verification"]
 Thinking = Literal["keep", "refuse"]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Evidence(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
     """Where a value comes from: exactly one of a receipt, a published source, a derivation or a policy."""
 
     EXPECTED: ClassVar[str] = (
@@ -83,8 +84,8 @@ class Evidence(Shown):
         raise AssertionError("unreachable: one kind is always set")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Setting(Shown, Generic[T]):
+@dataclass(frozen=True, kw_only=True)
+class Setting(Generic[T]):
     """A value with the reason for it and the evidence behind the reason."""
 
     value: T
@@ -95,8 +96,8 @@ class Setting(Shown, Generic[T]):
     """where the value comes from"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Speculation(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
     """Speculative decoding, as the engine's `speculative_config`."""
 
     method: Literal["mtp", "ngram", "dspark"]
@@ -116,31 +117,31 @@ class Speculation(Shown):
             raise ValueError("kv_cache_dtype is of a drafter with weights of its own")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Compilation(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
     """CUDA graphs, as the engine's `compilation_config`."""
 
     cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
     cudagraph_capture_sizes: Annotated[tuple[Count, ...], Satisfying(not_empty)]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Engram(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Engram:
     """Where the n-gram embedding table lives, as the engine's `engram_config`."""
 
     cpu_offload: bool
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class TemplateDefaults(Shown):
+@dataclass(frozen=True, kw_only=True)
+class TemplateDefaults:
     """Arguments that the chat template gets when a request gives none."""
 
     reasoning_effort: Literal["low", "medium", "xhigh"] | None = None
     enable_thinking: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Sampling(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
     """Sampling parameters, as a model's authors ship them."""
 
     temperature: Annotated[float, Between(0, 2)]
@@ -149,8 +150,8 @@ class Sampling(Shown):
     repetition_penalty: Annotated[float, Between(0.01, 2)] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Engine(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Engine:
     """Settings of the engine by the engine's own names; `engine/command.py` turns them into its command line."""
 
     dtype: Setting[Literal["bfloat16", "float16", "float32"]]
@@ -201,8 +202,8 @@ class Engine(Shown):
     enable_prompt_tokens_details: Setting[bool] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Serve(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Serve:
     """Deadlines of the supervisor."""
 
     load_seconds: Setting[Seconds]
@@ -217,16 +218,16 @@ class Serve(Shown):
     """from the end of draining to SIGKILL"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Queue(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Queue:
     """Waiting at the door for those who prefer it to an answer of 429."""
 
     length: Count
     seconds: Seconds
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Admission(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Admission:
     """How many requests the endpoint takes on."""
 
     max_in_flight: Setting[Count]
@@ -241,8 +242,8 @@ class Admission(Shown):
     """size of a request's body; 16 MiB when not stated"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class RequestPolicy(Shown):
+@dataclass(frozen=True, kw_only=True)
+class RequestPolicy:
     """What becomes of requests that ask for what the policies rule out."""
 
     greedy: Setting[Greedy] | None = None
@@ -252,16 +253,16 @@ class RequestPolicy(Shown):
     """a request to switch thinking off: `keep` (when not stated) thinks all the same, `refuse` answers 400"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class NotCarried(Shown):
+@dataclass(frozen=True, kw_only=True)
+class NotCarried:
     """Something that a reader could expect of the profile and that it does not do."""
 
     what: Text
     why: Text
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Option(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Option:
     """Something that is built and off: `--plan --set` shows what it would take."""
 
     set: Annotated[tuple[Line, ...], Satisfying(not_empty)]
@@ -272,8 +273,8 @@ class Option(Shown):
     """whose figures speak"""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Profile(Shown):
+@dataclass(frozen=True, kw_only=True)
+class Profile:
     """One configuration that may be run."""
 
     id: Id

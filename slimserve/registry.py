@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from slimserve.model import Model
 from slimserve.platform import Platform
 from slimserve.policy_checks import Subject
 from slimserve.profile import Id, Profile, Text
+from slimserve.records import dataclass
 from slimserve.shapes import Matching, nearest
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from slimserve.machine import Machine
 from slimserve.plan import Advice, Plan, Verdict, WeightsOnDisk, describe, make_plan, matches
 from slimserve.policy_checks import Subject
 from slimserve.profile import Profile
+from slimserve.records import dataclass
 from slimserve.registry import Registry
 from slimserve.shapes import Loc, dotted
 from slimserve.weights import Manifest

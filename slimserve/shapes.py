@@ -17,9 +17,10 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, Protocol, TypeVar
+
+from slimserve.records import dataclass
 
 Loc = tuple[str | int, ...]
 T = TypeVar("T")
@@ -28,14 +29,6 @@ _MISSING = object()
 # More than anybody reads; looking for the nearest key of each of 60,000 would take seconds.
 MAX_PROBLEMS = 100
 _SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
-class Shown:
-    """The repr of a dataclass, written once: generated, those of the registry take a tenth of a listing's time."""
-
-    def __repr__(self) -> str:
-        shown = [field.name for field in dataclasses.fields(self) if field.repr]  # type: ignore[arg-type]
-        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from slimserve.engine.variables import ADMISSION_VARIABLE
 from slimserve.profile import Count, Greedy, Id, Line, Queue, Thinking
+from slimserve.records import dataclass
 from slimserve.shapes import Between, Matching, ShapeError, build, plain
 
 # What the supervisor asks over the control socket, and orders there.

@@ -16,10 +16,11 @@ import uvicorn
 
 from slimserve.accepting import AT_ONCE, Acceptor
 from slimserve.admission.heads import Heads
+from slimserve.admission.lobby import Lobby
 from slimserve.admission.metrics import shared
 from slimserve.admission.protocol import KEEP_ALIVE_SECONDS, Protocol
 from slimserve.admission.rejection import Rejected
-from slimserve.admission.replies import raw_answer, raw_refusal
+from slimserve.admission.replies import raw_answer
 from slimserve.admission.slots import JudgeHead, Slot
 from slimserve.admission.turns import Turns
 
@@ -30,7 +31,6 @@ SPARE_DESCRIPTORS = 128 + 2 * AT_ONCE
 FULL_RETRY_SECONDS = 5
 # Who is turned away has so long to send its request: closed with bytes unread, the answer could be lost.
 LINGER_SECONDS = 1.0
-_FIRST_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class Listener:
         self._socket: socket.socket | None = None
         self._idle: OrderedDict[Protocol, None] = OrderedDict()
         self._heads = Heads()
+        self._lobby = Lobby(KEEP_ALIVE_SECONDS, self._heads, judge_head, self._headers, self._let_in)
         self._turns = Turns()
         self._most = 0
         self._lingering = 0
@@ -102,6 +103,7 @@ class Listener:
     def end(self) -> None:
         """Close for good; what runs is left to the loop's end."""
         self.close()
+        self._lobby.end()
         if self._ticking is not None:
             self._ticking.cancel()
         if self._socket is not None:
@@ -109,7 +111,7 @@ class Listener:
 
     @property
     def connections(self) -> set[Any]:
-        """Those that are open, each a `Protocol`."""
+        """Those that are served, each a `Protocol`; those in the lobby are none."""
         return self._server.server_state.connections
 
     def _room(self) -> int:
@@ -117,40 +119,32 @@ class Listener:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if limit == resource.RLIM_INFINITY:
             return self._at_most
-        others = len(os.listdir("/proc/self/fd")) - len(self.connections)
+        others = len(os.listdir("/proc/self/fd")) - len(self.connections) - len(self._lobby)
         return max(1, min(self._at_most, limit - others - SPARE_DESCRIPTORS))
 
-    def _connect(self, connection: socket.socket) -> Coroutine[Any, Any, None]:
-        # Those that are being let in count too.
-        coming = len(self._acceptor.serving) - self._lingering if self._acceptor is not None else 0
-        if len(self.connections) + coming >= self._most:
+    def _connect(self, connection: socket.socket) -> None:
+        if self._count >= self._most and not self._lobby.close_one():
             if not self._idle:
-                return self._send_off(connection)
+                self._begin(self._send_off(connection))
+                return
             longest, _ = self._idle.popitem(last=False)
             longest.hang_up()
-        return self._let_in(connection, *self._look(connection))
+        self._lobby.enter(connection)
 
-    def _look(self, connection: socket.socket) -> tuple[bytes | None, Slot | None]:
-        """What has come along with a connection, and its slot; None: a request that was refused by a known head.
+    @property
+    def _count(self) -> int:
+        """Connections that are there, and those that are being let in."""
+        coming = len(self._acceptor.serving) - self._lingering if self._acceptor is not None else 0
+        return len(self.connections) + len(self._lobby) + coming
 
-        Until a connection has its protocol, and that has read, the loop goes round several times; in a flood each
-        round is as long as the line of those that wait.
-        """
-        try:
-            data = connection.recv(_FIRST_BYTES)
-        except OSError:  # nothing has come yet; or the client is gone, which is seen where all others are
-            return b"", None
-        known = self._heads.of(data)
-        judged = known and self._judge_head(known.method, known.path, known.headers)
-        if known is None or not isinstance(judged, Rejected):
-            return data, judged if isinstance(judged, Slot) else None
-        try:
-            connection.send(raw_refusal(judged, known.path, tuple(self._server.server_state.default_headers)))
-        except OSError:
-            return data, None
-        return None, None
+    def _begin(self, serving: Coroutine[Any, Any, None]) -> None:
+        assert self._acceptor is not None  # it took the connection
+        self._acceptor.begin(serving)
 
-    async def _let_in(self, connection: socket.socket, data: bytes | None, slot: Slot | None) -> None:
+    def _let_in(self, connection: socket.socket, data: bytes, slot: Slot | None) -> None:
+        self._begin(self._serve(connection, data, slot))
+
+    async def _serve(self, connection: socket.socket, data: bytes, slot: Slot | None) -> None:
         def protocol() -> Protocol:
             state = self._server.server_state
             ours = (self._idle, self._judge_head, self._heads, names, self._turns, data, slot)
@@ -163,6 +157,9 @@ class Listener:
             connection.close()
             if slot is not None:
                 slot.release()
+
+    def _headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        return tuple(self._server.server_state.default_headers)
 
     async def _send_off(self, connection: socket.socket) -> None:
         full = Rejected(

@@ -52,7 +52,7 @@ class Protocol(HttpToolsProtocol):
         heads: those of requests that were refused.
         names: address and port of this end and of the client's.
         turns: when requests that are let in begin.
-        first: what has been read already; None: a request, whose refusal is out.
+        first: what has been read already.
         slot: of the request that it begins with, if that has one.
         args, kwargs: uvicorn's.
     """
@@ -64,7 +64,7 @@ class Protocol(HttpToolsProtocol):
         heads: Heads,
         names: tuple[Name, Name],
         turns: Turns,
-        first: bytes | None,
+        first: bytes,
         slot: Slot | None,
         *args: Any,
         **kwargs: Any,
@@ -103,12 +103,8 @@ class Protocol(HttpToolsProtocol):
         self.scheme = "http"
         self._unread = Unread(transport, UNREAD_SECONDS, self._has_more, self._cut_off)
         self._idle[self] = None
-        first, self._first = self._first, b""
-        if first is None:
-            self.server_state.total_requests += 1
-            self._expect_another()
-            return
         self._expect_head()
+        first, self._first = self._first, b""
         if first:
             self.data_received(first)
 
@@ -275,7 +271,9 @@ class Protocol(HttpToolsProtocol):
         return True
 
     def _tell(self, refusal: Rejected) -> None:
-        self.transport.write(raw_refusal(refusal, self._path, tuple(self.server_state.default_headers)))
+        answer = raw_refusal(refusal, self._path, tuple(self.server_state.default_headers))
+        # The loop would write it when all that has come at once is read: in a flood, that is after hundreds of others.
+        self.transport.write(answer)
         if self.flow.write_paused:
             # Who asks and asks and reads nothing would have us keep all of its refusals.
             self.hang_up()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from slimserve.engine.variables import ADMISSION_VARIABLE, CACHES, FIXED_ENVIRON
 from slimserve.exposure import Reach
 from slimserve.plan import Plan
 from slimserve.policies import BY_ID
+from slimserve.records import dataclass
 from slimserve.shapes import plain
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _TELLING = tuple("VLLM_ NCCL_ CUDA_ TORCH PYTORCH_ TRITON_ FLASHINFER_ OMP_ KMP_
 _ALSO_TELLING = frozenset({"PYTHONPATH", "LD_PRELOAD", "TMPDIR"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row:
     """One setting as it reaches the engine.
 
@@ -67,7 +68,7 @@ class Row:
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Command:
     """What is executed.
 

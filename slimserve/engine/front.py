@@ -46,7 +46,7 @@ class Front:
     """
 
     def __init__(self, listening: socket.socket, board: Board) -> None:
-        self._acceptor = Acceptor(listening, self._answer)
+        self._acceptor = Acceptor(listening, lambda connection: self._acceptor.begin(self._answer(connection)))
         self._board = board
         self._page: tuple[Listener, Any, socket.socket] | None = None
         self._loop = asyncio.new_event_loop()

@@ -11,15 +11,16 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from slimserve.records import dataclass
 
 TAG = "SLIMSERVE_ENGINE_TAG"
 # multiprocessing's tracker unlinks the shared memory of the dead when the last of them is gone; it needs a moment.
 TRACKER_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Process:
     """One line of /proc/PID/stat.
 

@@ -10,12 +10,13 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from slimserve.engine import procfs
 from slimserve.errors import Finding, Refused
+from slimserve.records import dataclass
 from slimserve.shapes import Between, Matching, ShapeError, build
 
 # The kernel's limit for the path of a unix socket, its final zero left out.
@@ -34,7 +35,7 @@ Pid = Annotated[int, Between(2, 1 << 22)]
 Ticks = Annotated[int, Between(0, (1 << 64) - 1)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StartRecord:
     """One start of an engine.
 
@@ -88,7 +89,7 @@ class StartRecord:
         return procfs.lives(self.supervisor_pid, self.supervisor_start_ticks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Leftover:
     """An engine whose supervisor is dead.
 

@@ -10,7 +10,6 @@ Source: vllm 0.32, platforms/interface.py `_align_hybrid_block_size`, v1/core/kv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from slimserve.errors import Finding, Refused
@@ -20,6 +19,7 @@ from slimserve.geometry.reading import check_layout, shape_of
 from slimserve.geometry.shape import Attention, Indexer, Linear, Shape
 from slimserve.geometry.weights import kv_heads_on_rank
 from slimserve.model import Model
+from slimserve.records import dataclass
 
 Kind = Literal["attention", "state", "window", "ring"]
 

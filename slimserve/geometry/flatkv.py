@@ -9,13 +9,13 @@ Source: TokenSpeed, docs/design/cache-concepts.md and the Qwen recipe; semantics
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from slimserve.errors import Finding, Refused
 from slimserve.geometry.caches import conv_state_bytes, kv_bytes_a_token, recurrent_state_bytes
 from slimserve.geometry.layout import Layout, ceil_div
 from slimserve.geometry.reading import check_layout, shape_of
 from slimserve.model import Model
+from slimserve.records import dataclass
 
 _PLANES = 2  # K beside the recurrent state, V beside the convolution's
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from slimserve.model import Drafter
+from slimserve.records import dataclass
 
 KvDtype = Literal["bfloat16", "fp8", "fp8_e4m3", "turboquant_k8v4"]
 

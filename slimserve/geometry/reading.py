@@ -5,7 +5,6 @@ What is missing or absurd is an error that names the field, never a default.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from slimserve.errors import Finding, Refused, RegistryError, raise_if_any
@@ -13,6 +12,7 @@ from slimserve.geometry import dspark
 from slimserve.geometry.layout import Layout
 from slimserve.geometry.shape import Attention, Experts, Hyper, Indexer, Linear, Ngram, Shape
 from slimserve.model import Geometry, Model
+from slimserve.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slimserve.geometry.layout import round_up
+from slimserve.records import dataclass
 
 VOCAB_PADDING = 64
 """rows to which the engine pads a vocabulary (vllm, vocab_parallel_embedding.py)"""

@@ -9,8 +9,6 @@ model_executor/models/{llama,qwen3_next,qwen3_5,qwen3_5_mtp}.py, layers/mamba/gd
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slimserve.errors import Finding, Refused, RegistryError
 from slimserve.geometry import dspark
 from slimserve.geometry.layout import BF16, FP32, Layout, ceil_div
@@ -18,6 +16,7 @@ from slimserve.geometry.ngram import row_bytes, rows
 from slimserve.geometry.reading import check_layout, shape_of
 from slimserve.geometry.shape import Attention, Experts, Hyper, Indexer, Linear, Ngram, Shape
 from slimserve.model import Checkpoint, Model, Quantisation, QuantisedTensor
+from slimserve.records import dataclass
 
 _INT64 = 8
 # Rows to which the merged down and injection matrix of a hyper-connection is padded.

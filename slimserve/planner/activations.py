@@ -12,11 +12,10 @@ v1/worker/gpu/sample/sampler.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slimserve.geometry import Layout, Shape
 from slimserve.geometry.layout import BF16, FP32, ceil_div
 from slimserve.geometry.shape import Attention, Experts, Linear
+from slimserve.records import dataclass
 
 _INT64 = 8
 _CHUNK = 64

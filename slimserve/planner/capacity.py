@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from slimserve.planner.rank import Rank, Sizes
+from slimserve.records import dataclass
 
 
 @dataclass(frozen=True)

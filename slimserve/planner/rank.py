@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from slimserve.geometry import Caches, Layout, Part, Shape, Weights, buffers, caches, shape_of, weights
 from slimserve.machine import Gpu
@@ -21,6 +20,7 @@ from slimserve.planner.layout import layout_of
 from slimserve.platform import Reserve
 from slimserve.policies import Subject
 from slimserve.profile import SCORES
+from slimserve.records import dataclass
 
 MIB = 1 << 20
 _SCORES_UNSET = 512  # vllm/envs.py

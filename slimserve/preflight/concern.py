@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from slimserve.errors import Finding
 from slimserve.platform import Platform
+from slimserve.records import dataclass
 
 Blocks = Literal[
     "nothing", "every profile", "profiles on GPUs", "profiles on several GPUs", "profiles that need peer access"

@@ -8,10 +8,10 @@ admin-guide `cgroup-v2` (memory.max, memory.current, memory.stat, cpu.max, pids.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from slimserve.probe.text import read_text
+from slimserve.records import dataclass
 
 # Version 1 says "no limit" with the largest multiple of a page that fits a signed 64-bit number.
 _NO_LIMIT_V1 = 1 << 62

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from slimserve.probe.child import COMMAND, DEADLINE_SECONDS, ask_driver
 from slimserve.probe.problems import HALF_DO, HALF_WHY, LOOK, Problem, combine, group_failures, init_remedy
 from slimserve.probe.text import printable, read_text
 from slimserve.probe.visible import Candidate, Selection, select
+from slimserve.records import dataclass
 from slimserve.shapes import ShapeError, build
 
 _NVIDIA, _DISPLAY = "0x10de", "0x03"

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from slimserve.probe.text import printable
+from slimserve.records import dataclass
 
 _NUMBER = re.compile(r"\+?([0-9]{1,9})")
 _OLD_MIG = re.compile(r"MIG-(GPU-[^/]+)/([0-9]{1,4})/([0-9]{1,4})")

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from slimserve.errors import Finding, RegistryError, raise_if_any
+from slimserve.records import dataclass
 
 Kind = Literal["sha256", "git-blob-sha1"]
 Manifest = tuple["ManifestFile", ...]

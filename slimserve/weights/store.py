@@ -14,12 +14,12 @@ import json
 import os
 import secrets
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from slimserve.errors import Finding, Refused
 from slimserve.model import Checkpoint, IndexPackage
+from slimserve.records import dataclass
 from slimserve.weights.manifest_file import Manifest, ManifestFile, digest
 
 STAMP = ".verified.json"

@@ -47,12 +47,17 @@ async def greeting(address: tuple[str, int]) -> bytes:
         writer.close()
 
 
+def accepting_for(listening: socket.socket, served: Served) -> Acceptor:
+    acceptor = Acceptor(listening, lambda connection: acceptor.begin(served(connection)))
+    return acceptor
+
+
 def test_newcomers_are_let_in_together(listening: socket.socket) -> None:
     """Not one in each turn of the loop, which in a flood is long."""
 
     async def case() -> None:
         served = Served()
-        acceptor = Acceptor(listening, served)
+        acceptor = accepting_for(listening, served)
         socks = [socket.create_connection(listening.getsockname()) for _ in range(50)]
         acceptor.start()
         turns = 0
@@ -70,7 +75,7 @@ def test_newcomers_are_let_in_together(listening: socket.socket) -> None:
 def test_it_starts_and_stops_as_often_as_it_is_told(listening: socket.socket) -> None:
     async def case() -> None:
         served = Served()
-        acceptor = Acceptor(listening, served)
+        acceptor = accepting_for(listening, served)
         for number in range(1, 4):
             acceptor.start()
             acceptor.start()
@@ -89,7 +94,7 @@ def test_it_starts_and_stops_as_often_as_it_is_told(listening: socket.socket) ->
 
 def test_who_was_taken_before_it_stops_is_served(listening: socket.socket) -> None:
     async def case() -> None:
-        acceptor = Acceptor(listening, Served())
+        acceptor = accepting_for(listening, Served())
         acceptor.start()
         with socket.create_connection(listening.getsockname()) as sock:
             while not acceptor.serving:
@@ -119,7 +124,7 @@ def test_no_descriptor_left_is_waited_out(
     monkeypatch.setattr(socket.socket, "accept", accept)
 
     async def case() -> None:
-        acceptor = Acceptor(listening, Served())
+        acceptor = accepting_for(listening, Served())
         acceptor.start()
         waits = asyncio.create_task(greeting(listening.getsockname()))
         if stopped:

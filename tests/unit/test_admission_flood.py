@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from admission_raw import LAST_GET, error_of, generate, status_of, statuses_of
 
-from slimserve.admission import protocol
+from slimserve.admission import listener, protocol
 from slimserve.admission.config import Config
 from slimserve.admission.deadline import Deadline
 from slimserve.admission.listener import Listener
@@ -308,36 +309,174 @@ def test_a_deadline_that_is_lifted_or_over(clock: Clock) -> None:
     assert called == ["again"]
 
 
-def test_a_known_head_that_comes_with_its_connection_is_answered_before_there_is_a_protocol() -> None:
+async def known(house: House) -> socket.socket:
+    """One of many who ask in the same words: what it asked was refused, and its head is known."""
+    sock = (await house.connect(len(house.listener.connections) + 1))[0]
+    sock.send(generate())
+    assert status_of(await answer_to(sock, b"}}")) == 429
+    return sock
+
+
+def come(house: House, *sent: bytes) -> socket.socket:
+    sock = socket.create_connection(house._name)
+    sock.setblocking(False)
+    for data in sent:
+        sock.send(data)
+    return sock
+
+
+def test_who_comes_with_a_known_head_is_refused_in_the_lobby_and_served_when_there_is_room() -> None:
     async def case(house: House) -> None:
         held = await full(house)
-        first = (await house.connect(CAP + 1))[0]
-        first.send(generate())
-        assert status_of(await answer_to(first, b"}}")) == 429
-        known = len(house.listener.connections)
-        came = []
-        for sent in (generate(), generate(), generate()[:-1]):
-            came.append(sock := socket.create_connection(house._name))
-            sock.setblocking(False)
-            sock.send(sent)
-        assert status_of(await answer_to(came[0], b"}}")) == 429
-        assert status_of(await answer_to(came[1], b"}}")) == 429
-        came[2].send(generate()[-1:])  # what had come is not lost when there is more to come
-        assert status_of(await answer_to(came[2], b"}}")) == 429
-        while len(house.listener.connections) < known + len(came):
-            await asyncio.sleep(0)
+        first = await known(house)
+        served = len(house.listener.connections)
+        one, other = come(house, generate()), come(house, generate())
+        for sock in (one, other, one):
+            assert status_of(await answer_to(sock, b"}}")) == 429
+            sock.send(generate())
+        assert status_of(await answer_to(one, b"}}")) == 429
+        assert status_of(await answer_to(other, b"}}")) == 429
+        assert (len(house.listener._lobby), len(house.listener.connections)) == (2, served)
         house.let_go.set()
         for each in held:
             assert status_of(await answer_to(each, b"ok")) == 200
         await house.empty()
-        came[0].send(generate())
-        assert status_of(await answer_to(came[0], b"ok")) == 200
-        late = socket.create_connection(house._name)
-        late.setblocking(False)
-        late.send(generate())  # its slot is taken before it has a protocol, and comes back
-        assert status_of(await answer_to(late, b"ok")) == 200
+        for sock in (one, other, late := come(house, generate())):
+            if sock is not late:
+                sock.send(generate())
+            assert status_of(await answer_to(sock, b"ok")) == 200
+        assert len(house.listener._lobby) == 0
         await house.empty()
-        await house.leave([*held, first, *came, late])
+        await house.leave([*held, first, one, other, late])
+
+    within(case)
+
+
+@pytest.mark.parametrize("at", [1, 20, -1])
+@pytest.mark.parametrize("rest", [False, True])
+def test_what_comes_in_pieces_leaves_the_lobby_whole(at: int, rest: bool) -> None:
+    async def case(house: House) -> None:
+        held = await full(house)
+        first = await known(house)
+        sock = come(house, *([generate()] if rest else []))
+        if rest:
+            assert status_of(await answer_to(sock, b"}}")) == 429
+            assert len(house.listener._lobby) == 1
+        served = len(house.listener.connections)
+        sock.send(generate()[:at])
+        while len(house.listener.connections) == served:
+            await asyncio.sleep(0)
+        sock.send(generate()[at:])
+        assert status_of(await answer_to(sock, b"}}")) == 429
+        sock.send(2 * generate())
+        raw = b""
+        while statuses_of(raw) != [429, 429]:
+            raw += await asyncio.get_running_loop().sock_recv(sock, 65536)
+        await house.leave([*held, first, sock])
+
+    within(case)
+
+
+def test_several_requests_at_once_are_answered_in_the_lobby_s_stead() -> None:
+    async def case(house: House) -> None:
+        held = await full(house)
+        first = await known(house)
+        get = LAST_GET.replace(b"/v1/models", b"/nowhere")
+        for sent, statuses in ((2 * generate(), [429, 429]), (generate() + get, [429, 404])):
+            sock, raw = come(house, sent), b""
+            while statuses_of(raw) != statuses or not raw.endswith(b"}}"):
+                raw += await asyncio.get_running_loop().sock_recv(sock, 65536)
+            sock.close()
+        await house.leave([*held, first])
+
+    within(case)
+
+
+@pytest.mark.parametrize("abruptly", [False, True])
+def test_who_goes_from_the_lobby_leaves_nothing(abruptly: bool) -> None:
+    async def case(house: House) -> None:
+        held = await full(house)
+        first = await known(house)
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(20):
+            sock = come(house, generate())
+            if number % 2:
+                assert status_of(await answer_to(sock, b"}}")) == 429
+            if abruptly:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        while len(house.listener._lobby) or len(os.listdir("/proc/self/fd")) > before:
+            await asyncio.sleep(0.01)
+        await house.leave([*held, first])
+
+    within(case)
+
+
+def test_a_silent_one_is_sent_out_of_the_lobby(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "KEEP_ALIVE_SECONDS", 0.4)
+
+    async def case(house: House) -> None:
+        loop = asyncio.get_running_loop()
+        held = await full(house)
+        first = await known(house)
+        silent, other = come(house, generate()), come(house, generate())
+        for sock in (silent, other):
+            assert status_of(await answer_to(sock, b"}}")) == 429
+        until = loop.time() + 0.8
+        gone = asyncio.create_task(loop.sock_recv(silent, 10))
+        while loop.time() < until:
+            other.send(generate())
+            assert status_of(await answer_to(other, b"}}")) == 429
+            await asyncio.sleep(0.02)
+        assert await gone == b""
+        assert len(house.listener._lobby) == 1
+        assert await loop.sock_recv(other, 10) == b""
+        await house.leave([*held, first, silent, other])
+
+    within(case)
+
+
+def test_a_newcomer_takes_the_place_of_the_longest_silent_in_the_lobby() -> None:
+    async def case(house: House) -> None:
+        held = await full(house)
+        first = await known(house)
+        socks = [come(house, generate()) for _ in range(3)]
+        for sock in socks:
+            assert status_of(await answer_to(sock, b"}}")) == 429
+        socks[0].send(generate())
+        assert status_of(await answer_to(socks[0], b"}}")) == 429
+        house.listener._most = CAP + 1 + 3
+        late = come(house, generate())
+        assert status_of(await answer_to(late, b"}}")) == 429
+        assert await asyncio.get_running_loop().sock_recv(socks[1], 10) == b""
+        assert len(house.listener._lobby) == 3
+        await house.leave([*held, first])
+        for sock in (socks[0], socks[2], late):
+            assert await asyncio.get_running_loop().sock_recv(sock, 10) == b""
+            sock.close()
+
+    within(case)
+
+
+@pytest.mark.parametrize("room", [0, 10])
+def test_who_does_not_take_a_refusal_is_sent_out_of_the_lobby(room: int) -> None:
+    """Whole or not at all: what does not fit into the socket is not kept for a client that reads nothing."""
+
+    async def case(house: House) -> None:
+        held = await full(house)
+        first = await known(house)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                ours.send(bytes(1 << 12))
+        theirs.recv(room)
+        theirs.send(generate())
+        house.listener._lobby.enter(ours)
+        assert ours.fileno() == -1
+        assert len(house.listener._lobby) == 0
+        theirs.close()
+        await house.leave([*held, first])
 
     within(case)
 
@@ -345,9 +484,7 @@ def test_a_known_head_that_comes_with_its_connection_is_answered_before_there_is
 def test_a_slot_comes_back_from_a_client_that_is_gone_before_it_is_let_in() -> None:
     async def case(house: House) -> None:
         held = await full(house)
-        first = (await house.connect(CAP + 1))[0]
-        first.send(generate())
-        assert status_of(await answer_to(first, b"}}")) == 429
+        first = await known(house)
         house.let_go.set()
         for each in held:
             assert status_of(await answer_to(each, b"ok")) == 200
@@ -397,9 +534,7 @@ def test_who_was_refused_before_there_was_a_protocol_may_rest_as_long_as_others(
 
     async def case(house: House) -> None:
         held = await full(house)
-        first = (await house.connect(CAP + 1))[0]
-        first.send(generate())
-        assert status_of(await answer_to(first, b"}}")) == 429
+        first = await known(house)
         late = socket.create_connection(house._name)
         late.setblocking(False)
         late.send(generate())

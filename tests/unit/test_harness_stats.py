@@ -68,4 +68,19 @@ def test_few_rounds_widen_an_interval_as_students_t_does(freedom: int, t: float)
 
 def test_rates_of_the_appliances_benchmarks() -> None:
     assert stats.rate_ratio([], []) == {}
-    assert stats.rate_ratio([2.0, 2.0], [1.0, 1.0]) == {"rate_ratio_served_to_bare": 2.0, "rate_ratio_95": [2.0, 2.0]}
+    assert stats.rate_ratio([2.0, 2.0], [1.0, 1.0]) == {
+        "rate_ratio_served_to_bare": 2.0,
+        "rate_ratio_95": [2.0, 2.0],
+        "mean_rate_ratio": 2.0,
+        "mean_rate_ratio_95": [2.0, 2.0],
+    }
+
+
+def test_the_mean_of_ratios_is_that_of_their_logarithms() -> None:
+    found = stats.paired_mean_ratio([1.0, 4.0, 2.0, 2.0] * 50, [2.0, 2.0, 1.0, 4.0] * 50)
+    assert found.estimate == pytest.approx(1.0)
+    assert found.contains(1.0)
+    assert 0.05 < found.half_width < 0.15
+    for ones, others in (([], []), ([1.0], []), ([1.0], [0.0])):
+        with pytest.raises(ValueError, match="make no pairs"):
+            stats.paired_mean_ratio(ones, others)

@@ -6,12 +6,12 @@ Pure; the engine is not imported.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from slimserve.geometry.caches import ring_rows
 from slimserve.plan import Plan
 from slimserve.profile import Engine
+from slimserve.records import dataclass
 from slimserve.shapes import plain
 
 DOOR = "slimserve.admission.middleware.Admission"
@@ -37,7 +37,7 @@ VERSIONS: dict[str, dict[str, str]] = {
 _STORED = {"bfloat16": "bfloat16", "fp8": "uint8", "fp8_e4m3": "uint8"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Check:
     """One setting that is compared.
 
