@@ -28,10 +28,10 @@ from slimserve.admission.keys import API_KEY_VARIABLE
 from slimserve.engine import ENGINE_VERSION
 from slimserve.engine.gate.words import RESOLVED_NAME
 from slimserve.errors import Finding, Refused, UsageError
-from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.session import Session
 from slimserve.shapes import ShapeError, build
+from slimserve.subject import Subject
 
 # The key of the servers that --against names: ours must not travel to them.
 AGAINST_KEY_VARIABLE = "SLIMSERVE_AGAINST_KEY"

@@ -38,9 +38,9 @@ from harness.sample import Job, Sample
 from harness.summary import points
 from slimserve.covering import as_text
 from slimserve.errors import Failed, Finding, Refused
-from slimserve.policies import Subject
 from slimserve.receipt_file import SCHEMA, digest
 from slimserve.shapes import plain
+from slimserve.subject import Subject
 
 # More than a day of requests takes; asked for before a run, so that its end is not the moment to find out.
 NEEDED_BYTES = 64 << 20

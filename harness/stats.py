@@ -75,28 +75,33 @@ def paired_ratio(
     Raises:
         ValueError: there are no pairs, or not as many on both sides.
     """
-    if len(ones) != len(others) or not len(ones):
-        raise ValueError(f"{len(ones)} and {len(others)} values make no pairs")
-    ratios = np.asarray(ones, dtype=np.float64) / np.asarray(others, dtype=np.float64)
-    rng = np.random.default_rng(0)
-    medians = np.median(ratios[rng.integers(0, len(ratios), (draws, len(ratios)))], axis=1)
-    return interval(float(np.median(ratios)), medians, confidence)
+    ratios = _ratios(ones, others)
+    return interval(float(np.median(ratios)), np.median(_drawn(ratios, draws), axis=1), confidence)
 
 
 def paired_mean_ratio(
     ones: Sequence[float], others: Sequence[float], *, draws: int = DRAWS, confidence: float = CONFIDENCE
 ) -> Interval:
-    """The geometric mean of `ones[i] / others[i]`, and its interval: narrower than that of the median without outliers.
+    """The geometric mean of `ones[i] / others[i]`, and its interval, which is narrower than the median's when no pair
+    lies far from the others.
 
     Raises:
-        ValueError: there are no pairs, not as many on both sides, or a value that is not above 0.
+        ValueError: there are no pairs, or not as many on both sides.
     """
-    if len(ones) != len(others) or not len(ones) or min(*ones, *others) <= 0:
-        raise ValueError(f"{len(ones)} and {len(others)} values make no pairs of positive numbers")
-    logs = np.log(np.asarray(ones, dtype=np.float64) / np.asarray(others, dtype=np.float64))
+    logs = np.log(_ratios(ones, others))
+    return interval(float(np.exp(logs.mean())), np.exp(_drawn(logs, draws).mean(axis=1)), confidence)
+
+
+def _ratios(ones: Sequence[float], others: Sequence[float]) -> Floats:
+    if len(ones) != len(others) or not len(ones):
+        raise ValueError(f"{len(ones)} and {len(others)} values make no pairs")
+    return np.asarray(ones, dtype=np.float64) / np.asarray(others, dtype=np.float64)
+
+
+def _drawn(values: Floats, draws: int) -> Floats:
+    """As many samples of `values` as there are draws, each as large as it, drawn with replacement."""
     rng = np.random.default_rng(0)
-    means = np.exp(logs[rng.integers(0, len(logs), (draws, len(logs)))].mean(axis=1))
-    return interval(float(np.exp(logs.mean())), means, confidence)
+    return values[rng.integers(0, len(values), (draws, len(values)))]
 
 
 def rate_ratio(served: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:

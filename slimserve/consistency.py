@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from slimserve.policy_checks import Subject
 from slimserve.profile import SCORES, Profile
 from slimserve.shapes import Problem, nearest
+from slimserve.subject import Subject
 
 _MEBIBYTES = re.compile("[1-9][0-9]{0,8}")
 # Beginnings of the variables that a profile may set.

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from slimserve import receipt_file
-from slimserve.policy_checks import Subject
 from slimserve.receipt_file import Unreadable
 from slimserve.shapes import Loc, Problem, plain
+from slimserve.subject import Subject
 
 NOT_COVERED = ("serve.",)
 

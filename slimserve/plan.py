@@ -15,10 +15,10 @@ from slimserve.planner.budget import Budget
 from slimserve.planner.capacity import Capacity, capacity
 from slimserve.planner.rank import Rank, rank_of
 from slimserve.platform import Accelerators, Platform
-from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.records import dataclass
 from slimserve.shapes import Loc
+from slimserve.subject import Subject
 
 
 @dataclass(frozen=True)

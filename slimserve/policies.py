@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from slimserve import policy_checks as checks
-from slimserve.policy_checks import GREEDY_TEMPERATURE, GREEDY_TOP_P, Subject
+from slimserve.policy_checks import GREEDY_TEMPERATURE, GREEDY_TOP_P
 from slimserve.records import dataclass
 from slimserve.shapes import Problem
+from slimserve.subject import Subject
 
-__all__ = ["BY_ID", "GREEDY_TEMPERATURE", "GREEDY_TOP_P", "POLICIES", "Policy", "Subject", "broken"]
+__all__ = ["BY_ID", "GREEDY_TEMPERATURE", "GREEDY_TOP_P", "POLICIES", "Policy", "broken"]
 
 
 @dataclass(frozen=True)

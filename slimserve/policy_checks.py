@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slimserve.model import Model, QuantisedTensor
-from slimserve.platform import Platform
-from slimserve.profile import Profile
-from slimserve.records import dataclass
+from slimserve.model import QuantisedTensor
 from slimserve.shapes import Loc, Problem
+from slimserve.subject import Subject
 
 GREEDY_TEMPERATURE = 0.05
 GREEDY_TOP_P = 0.1
-
-
-@dataclass(frozen=True)
-class Subject:
-    """One profile with what it names."""
-
-    profile: Profile
-    model: Model
-    platform: Platform
 
 
 def _engine(key: str) -> Loc:

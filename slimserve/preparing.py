@@ -13,9 +13,9 @@ from slimserve.engine import command, variables
 from slimserve.engine.fetching import Cancelled
 from slimserve.errors import Finding, Refused, raise_if_any
 from slimserve.plan import Plan
-from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.session import Session
+from slimserve.subject import Subject
 from slimserve.telling import say
 from slimserve.weights.meter import Meter, Tick
 

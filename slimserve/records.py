@@ -1,14 +1,17 @@
 """Frozen dataclasses without generated code.
 
 `dataclasses` writes and compiles the text of six methods for each class, which for the hundred classes of the registry
-and its plans takes 40% of the time of a listing. Here all classes share the six, which look up the fields instead. To
-type checkers `dataclass` is the standard one, and so it is to `fields`, `replace` and `asdict`.
+and its plans takes 40% of the time of a listing. Here all classes share the six, which look up the fields instead.
+Type checkers take `dataclass` for the standard one, and to `fields`, `replace` and `asdict` its classes are the same;
+but there is `frozen` and `kw_only` and no other switch, fields have no `init`, `hash` or `InitVar`, and a class with
+an `__eq__` of its own has a `__hash__` of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ else:
 
         def decorate(cls: type) -> type:
             made = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+            assert all(field.init and field.hash is None for field in dataclasses.fields(made)), cls
+            assert ("__eq__" in cls.__dict__) == (cls.__dict__.get("__hash__") is not None), cls
             for method in _METHODS:
                 if method.__name__ not in cls.__dict__:
                     setattr(made, method.__name__, method)
@@ -34,7 +39,7 @@ class _Layout(NamedTuple):
 
     names: tuple[str, ...]
     positional: tuple[str, ...]
-    compared: tuple[str, ...]
+    compared: Callable[[Any], Any]
     defaults: dict[str, Any]
     factories: dict[str, Callable[[], Any]]
 
@@ -47,7 +52,7 @@ def _layout(cls: Any) -> _Layout:
         found = _Layout(
             tuple(field.name for field in fields),
             tuple(field.name for field in fields if not field.kw_only),
-            tuple(field.name for field in fields if field.compare),
+            attrgetter(*[field.name for field in fields if field.compare] or ["__class__"]),
             {field.name: field.default for field in fields if field.default is not missing},
             {field.name: field.default_factory for field in fields if field.default_factory is not missing},
         )
@@ -84,16 +89,15 @@ def __repr__(self: Any) -> str:
     return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
-def _compared(one: Any) -> tuple[Any, ...]:
-    return tuple([getattr(one, name) for name in _layout(type(one)).compared])
-
-
 def __eq__(self: Any, other: object) -> bool:
-    return _compared(self) == _compared(other) if type(self) is type(other) else NotImplemented
+    if type(self) is not type(other):
+        return NotImplemented
+    compared = _layout(type(self)).compared
+    return bool(compared(self) == compared(other))
 
 
 def __hash__(self: Any) -> int:
-    return hash(_compared(self))
+    return hash(_layout(type(self)).compared(self))
 
 
 def __setattr__(self: Any, name: str, value: Any) -> None:

@@ -8,10 +8,10 @@ from typing import Annotated
 from slimserve.errors import Finding, UsageError
 from slimserve.model import Model
 from slimserve.platform import Platform
-from slimserve.policy_checks import Subject
 from slimserve.profile import Id, Profile, Text
 from slimserve.records import dataclass
 from slimserve.shapes import Matching, nearest
+from slimserve.subject import Subject
 
 
 @dataclass(frozen=True, kw_only=True)

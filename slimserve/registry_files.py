@@ -13,10 +13,11 @@ from slimserve.consistency import check_consistency, check_environment
 from slimserve.errors import Finding, RegistryError, raise_if_any
 from slimserve.model import Checkpoint, Model
 from slimserve.platform import Platform
-from slimserve.policies import BY_ID, Subject, broken
+from slimserve.policies import BY_ID, broken
 from slimserve.profile import Evidence, Profile, Setting
 from slimserve.registry import Registry, Source, Sources
 from slimserve.shapes import Loc, Problem, dotted, nearest, plain
+from slimserve.subject import Subject
 from slimserve.validate import validate
 from slimserve.yaml_source import Document, read_document
 

@@ -17,9 +17,9 @@ from slimserve.engine.record import control_path
 from slimserve.engine.supervisor import Launch, Supervisor
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
 from slimserve.plan import Plan, disk
-from slimserve.policies import Subject
 from slimserve.profile import Profile
 from slimserve.session import Session
+from slimserve.subject import Subject
 from slimserve.telling import say
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from slimserve import paths, registry_cache, weights
 from slimserve.engine.variables import OWNED
-from slimserve.errors import Finding, Refused, raise_if_any
+from slimserve.errors import Finding, Refused, UsageError, raise_if_any
 from slimserve.machine import Machine
 from slimserve.plan import Advice, Plan, Verdict, WeightsOnDisk, describe, make_plan, matches
-from slimserve.policy_checks import Subject
 from slimserve.profile import Profile
 from slimserve.records import dataclass
 from slimserve.registry import Registry
 from slimserve.shapes import Loc, dotted
+from slimserve.subject import Subject
 from slimserve.weights import Manifest
 
 if TYPE_CHECKING:
@@ -166,7 +166,10 @@ def open_registry(environment: Mapping[str, str]) -> Registry:
     """
     own = environment.get("SLIMSERVE_PROFILES")
     folder = Path(own) if own else paths.profiles_folder()
-    return registry_cache.load(folder, OWNED, paths.cache_folder(environment))
+    cache = None
+    with contextlib.suppress(UsageError):  # without a home folder there is none
+        cache = paths.cache_folder(environment)
+    return registry_cache.load(folder, OWNED, cache)
 
 
 def open_session(
@@ -183,7 +186,6 @@ def open_session(
         RegistryError: a file is wrong.
         UsageError: there is no such platform.
     """
-    from slimserve.errors import UsageError
     from slimserve.shapes import nearest
 
     registry = open_registry(environment)

@@ -11,8 +11,8 @@ from plan_support import REGISTRY, setting, with_engine
 
 from slimserve.model import Model
 from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan
-from slimserve.policies import Subject
 from slimserve.profile import Profile
+from slimserve.subject import Subject
 
 PROFILE = REGISTRY.profiles["smollm2-135m-bf16-cpu"]
 # What each process of an engine of the hybrid's plan showed, written by tests/engine/test_gate_real.py.

@@ -11,9 +11,9 @@ from slimserve.machine import Machine
 from slimserve.plan import WeightsOnDisk, describe
 from slimserve.planner.fitting import KEYS
 from slimserve.planner.rank import Rank, Sizes, rank_of
-from slimserve.policies import Subject
 from slimserve.profile import Evidence, Profile, Setting
 from slimserve.registry_files import load_registry
+from slimserve.subject import Subject
 
 GIB = 1 << 30
 REGISTRY = load_registry(Path(__file__).parents[1] / "profiles", variables.OWNED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import resource
 import socket
@@ -70,7 +71,7 @@ class Listener:
         self._ticking: asyncio.Task[None] | None = None
         self._acceptor: Acceptor | None = None
         self._socket: socket.socket | None = None
-        self._idle: OrderedDict[Protocol, None] = OrderedDict()
+        self._idle: OrderedDict[Protocol, float] = OrderedDict()
         self._heads = Heads()
         self._lobby = Lobby(KEEP_ALIVE_SECONDS, self._heads, judge_head, self._headers, self._let_in)
         self._turns = Turns()
@@ -123,13 +124,22 @@ class Listener:
         return max(1, min(self._at_most, limit - others - SPARE_DESCRIPTORS))
 
     def _connect(self, connection: socket.socket) -> None:
-        if self._count >= self._most and not self._lobby.close_one():
-            if not self._idle:
-                self._begin(self._send_off(connection))
-                return
+        if self._count < self._most or self._make_room():
+            self._lobby.enter(connection)
+        else:
+            self._begin(self._send_off(connection))
+
+    def _make_room(self) -> bool:
+        """Close the one that has been silent for longest; False when all are at work."""
+        idle_since = next(iter(self._idle.values()), math.inf)
+        if idle_since == self._lobby.silent_since == math.inf:
+            return False
+        if idle_since < self._lobby.silent_since:
             longest, _ = self._idle.popitem(last=False)
             longest.hang_up()
-        self._lobby.enter(connection)
+        else:
+            self._lobby.close_one()
+        return True
 
     @property
     def _count(self) -> int:

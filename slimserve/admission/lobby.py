@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from slimserve.admission.rejection import Rejected
 from slimserve.admission.replies import raw_refusal
 from slimserve.admission.slots import JudgeHead, Slot
 
-_AT_ONCE = 1 << 16
+_READ_BYTES = 1 << 16
 
 
 class Lobby:
@@ -52,33 +53,40 @@ class Lobby:
     def __len__(self) -> int:
         return len(self._heard)
 
+    @property
+    def silent_since(self) -> float:
+        """When the longest silent one was last heard of, by the loop's clock; infinity when there is none."""
+        return next(iter(self._heard.values()), math.inf)
+
     def enter(self, connection: socket.socket) -> None:
         """Read a connection, non-blocking and fresh from the line: it stays, goes on, or is gone already."""
-        self._read(connection)
+        try:
+            self._take(connection, connection.recv(_READ_BYTES))
+        except BlockingIOError:  # nothing has come, and for that there is a deadline
+            self._let_in(connection, b"", None)
+        except OSError:
+            self._close(connection)
 
-    def close_one(self) -> bool:
-        """Close the one that was silent for longest; False when there is none."""
-        if not self._heard:
-            return False
+    def close_one(self) -> None:
+        """Close the one that was silent for longest."""
         self._close(next(iter(self._heard)))
-        return True
 
     def end(self) -> None:
         """Close all of them."""
-        while self.close_one():
-            pass
+        while self._heard:
+            self.close_one()
         if self._timer is not None:
             self._timer.cancel()
 
     def _read(self, connection: socket.socket) -> None:
         try:
-            data = connection.recv(_AT_ONCE)
+            self._take(connection, connection.recv(_READ_BYTES))
         except BlockingIOError:
-            if connection not in self._heard:
-                self._let_in(connection, b"", None)
             return
         except OSError:
-            data = b""
+            self._close(connection)
+
+    def _take(self, connection: socket.socket, data: bytes) -> None:
         if not data:
             self._close(connection)
             return

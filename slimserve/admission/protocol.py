@@ -47,7 +47,8 @@ class Protocol(HttpToolsProtocol):
     """One connection.
 
     Args:
-        idle: this one is in it while no request of its own is under way; the longest idle one comes first.
+        idle: since when no request is under way on them, of those of which it is so, this one among them; the longest
+            idle one comes first.
         judge_head: what a request's head alone decides.
         heads: those of requests that were refused.
         names: address and port of this end and of the client's.
@@ -59,7 +60,7 @@ class Protocol(HttpToolsProtocol):
 
     def __init__(
         self,
-        idle: OrderedDict[Protocol, None],
+        idle: OrderedDict[Protocol, float],
         judge_head: JudgeHead,
         heads: Heads,
         names: tuple[Name, Name],
@@ -102,7 +103,7 @@ class Protocol(HttpToolsProtocol):
         self.server, self.client = self._names
         self.scheme = "http"
         self._unread = Unread(transport, UNREAD_SECONDS, self._has_more, self._cut_off)
-        self._idle[self] = None
+        self._idle[self] = self.loop.time()
         self._expect_head()
         first, self._first = self._first, b""
         if first:
@@ -195,7 +196,6 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The answer is out: on with what waits behind, or with the rest of the body, which has its own deadline."""
-        self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
@@ -265,15 +265,12 @@ class Protocol(HttpToolsProtocol):
             return False
         self._path = head.path
         self._tell(judged)
-        self.server_state.total_requests += 1
         self._idle.pop(self, None)
         self._expect_another()
         return True
 
     def _tell(self, refusal: Rejected) -> None:
-        answer = raw_refusal(refusal, self._path, tuple(self.server_state.default_headers))
-        # The loop would write it when all that has come at once is read: in a flood, that is after hundreds of others.
-        self.transport.write(answer)
+        self.transport.write(raw_refusal(refusal, self._path, tuple(self.server_state.default_headers)))
         if self.flow.write_paused:
             # Who asks and asks and reads nothing would have us keep all of its refusals.
             self.hang_up()
@@ -345,7 +342,7 @@ class Protocol(HttpToolsProtocol):
     def _expect_another(self) -> None:
         self._rests = True
         self._deadline.set(KEEP_ALIVE_SECONDS, self.hang_up)
-        self._idle[self] = None
+        self._idle[self] = self.loop.time()
 
     def _head_late(self) -> None:
         if self._overhead:

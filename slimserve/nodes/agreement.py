@@ -14,9 +14,9 @@ from typing import Annotated
 from slimserve import __version__
 from slimserve.errors import Finding
 from slimserve.nodes.seat import Seat
-from slimserve.policies import Subject
 from slimserve.profile import ID_PATTERN
 from slimserve.shapes import Between, Matching, plain
+from slimserve.subject import Subject
 from slimserve.weights import Manifest
 from slimserve.weights.manifest_file import digest
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slimserve.errors import Finding, Refused, UsageError
 from slimserve.exposure import addresses
-from slimserve.policies import Subject
+from slimserve.subject import Subject
 
 DEFAULT_NODE_PORT = 8010
 # What the engine's ports between nodes may be bound to: nobody asks on them who speaks.

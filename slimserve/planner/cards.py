@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from slimserve.errors import Finding, Refused, raise_if_any
 from slimserve.machine import Gpu, Machine, gib
 from slimserve.platform import Accelerators, Platform
-from slimserve.policies import Subject
+from slimserve.subject import Subject
 
 _RANK = {"unknown": 0, "none": 0, "p2p": 1, "nvlink": 2}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from slimserve.geometry import Layout
-from slimserve.policies import Subject
 from slimserve.profile import Setting
+from slimserve.subject import Subject
 
 T = TypeVar("T")
 

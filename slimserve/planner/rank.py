@@ -18,9 +18,9 @@ from slimserve.planner.activations import Activations, Step, activations, decode
 from slimserve.planner.budget import Budget, Line
 from slimserve.planner.layout import layout_of
 from slimserve.platform import Reserve
-from slimserve.policies import Subject
 from slimserve.profile import SCORES
 from slimserve.records import dataclass
+from slimserve.subject import Subject
 
 MIB = 1 << 20
 _SCORES_UNSET = 512  # vllm/envs.py

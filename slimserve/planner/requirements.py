@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from slimserve.errors import Finding
 from slimserve.machine import GIB, Machine, gib
-from slimserve.policies import Subject
+from slimserve.subject import Subject
 
 
 def unmet(subject: Subject, machine: Machine) -> Iterator[Finding]:

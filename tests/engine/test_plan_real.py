@@ -15,8 +15,8 @@ from geometry_models import HYBRID, REGISTRY, config_json
 
 from slimserve.planner.capacity import capacity
 from slimserve.planner.rank import Rank, rank_of
-from slimserve.policies import Subject
 from slimserve.profile import Evidence, Profile, Setting
+from slimserve.subject import Subject
 
 DRIVER = Path(__file__).with_name("planner_driver.py")
 PROFILE = REGISTRY.profiles["smollm2-135m-bf16-cpu"]

@@ -15,8 +15,8 @@ from slimserve.plan import make_plan
 from slimserve.planner import fitting, host
 from slimserve.planner.capacity import capacity
 from slimserve.planner.rank import Rank, Sizes, rank_of
-from slimserve.policies import Subject
 from slimserve.profile import Compilation, Engram, Speculation
+from slimserve.subject import Subject
 
 COUNT = st.one_of(st.integers(1, 64), st.integers(1, 1 << 20))
 SHARE = st.integers(1, 999).map(lambda step: step / 1000)

@@ -25,8 +25,8 @@ from harness.recording import Facts, Recording
 from harness.sample import Job, Sample
 from slimserve.covering import as_text
 from slimserve.engine import ENGINE_VERSION
-from slimserve.policies import Subject
 from slimserve.receipt_file import digest
+from slimserve.subject import Subject
 
 HOST = Host(
     id="1" * 64,

@@ -7,10 +7,12 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvloop
 from admission_raw import LAST_GET, error_of, generate, status_of, statuses_of
 
 from slimserve.admission import listener, protocol
@@ -76,6 +78,15 @@ class House:
         self.listener.end()
 
 
+# The engine's loop is the first; the other one must do as well.
+LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [uvloop.new_event_loop, asyncio.new_event_loop]
+
+
+@pytest.fixture(autouse=True, params=LOOPS, ids=["uvloop", "asyncio"])
+def _loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "LOOPS", [request.param])
+
+
 def within(case: Callable[[House], Any]) -> None:
     """Run a case, in a minute at most."""
 
@@ -84,7 +95,8 @@ def within(case: Callable[[House], Any]) -> None:
             async with asyncio.timeout(60):
                 await case(House(listening))
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=LOOPS[0]) as runner:
+        runner.run(run())
 
 
 async def answer_to(sock: socket.socket, end: bytes) -> bytes:
@@ -439,21 +451,40 @@ def test_a_silent_one_is_sent_out_of_the_lobby(monkeypatch: pytest.MonkeyPatch) 
 def test_a_newcomer_takes_the_place_of_the_longest_silent_in_the_lobby() -> None:
     async def case(house: House) -> None:
         held = await full(house)
-        first = await known(house)
+        (await known(house)).close()
+        while len(house.listener.connections) > CAP:
+            await asyncio.sleep(0)
         socks = [come(house, generate()) for _ in range(3)]
         for sock in socks:
             assert status_of(await answer_to(sock, b"}}")) == 429
         socks[0].send(generate())
         assert status_of(await answer_to(socks[0], b"}}")) == 429
-        house.listener._most = CAP + 1 + 3
+        house.listener._most = CAP + 3
         late = come(house, generate())
         assert status_of(await answer_to(late, b"}}")) == 429
         assert await asyncio.get_running_loop().sock_recv(socks[1], 10) == b""
         assert len(house.listener._lobby) == 3
-        await house.leave([*held, first])
+        await house.leave(held)
         for sock in (socks[0], socks[2], late):
             assert await asyncio.get_running_loop().sock_recv(sock, 10) == b""
             sock.close()
+
+    within(case)
+
+
+def test_who_was_idle_for_longer_makes_room_before_anyone_in_the_lobby() -> None:
+    async def case(house: House) -> None:
+        held = await full(house)
+        first = await known(house)
+        idle = await house.connect(CAP + 1 + 3)
+        house.listener._most = CAP + 1 + 3
+        newcomers = [come(house, generate()) for _ in range(4)]  # taken in one turn
+        for sock in newcomers:
+            assert status_of(await answer_to(sock, b"}}")) == 429
+        assert len(house.listener._lobby) == 4
+        for sock in (first, *idle):
+            assert await asyncio.get_running_loop().sock_recv(sock, 10) == b""
+        await house.leave([*held, first, *idle, *newcomers])
 
     within(case)
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 MACHINES = Path(__file__).parent.parent / "machines"
@@ -68,6 +69,13 @@ def test_neither_torch_nor_the_engine_is_imported(environment: dict[str, str], a
     )
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_listing_again_imports_no_parser(environment: dict[str, str]) -> None:
+    """Once nothing of the registry and of the program has changed for a moment."""
+    code = "import sys\nfrom slimserve.cli import main\nmain(['--list'])\nsys.exit('yaml' in sys.modules)"
+    argv = [sys.executable, "-c", code]
+    until(lambda: subprocess.run(argv, env=environment, stdout=subprocess.DEVNULL, timeout=60).returncode == 0)
 
 
 def test_a_profile_for_other_hardware_is_refused_before_anything_is_fetched(environment: dict[str, str]) -> None:

@@ -81,6 +81,6 @@ def test_the_mean_of_ratios_is_that_of_their_logarithms() -> None:
     assert found.estimate == pytest.approx(1.0)
     assert found.contains(1.0)
     assert 0.05 < found.half_width < 0.15
-    for ones, others in (([], []), ([1.0], []), ([1.0], [0.0])):
+    for ones, others in (([], []), ([1.0], [])):
         with pytest.raises(ValueError, match="make no pairs"):
             stats.paired_mean_ratio(ones, others)

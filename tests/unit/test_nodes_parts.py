@@ -14,7 +14,7 @@ from slimserve import cli
 from slimserve.errors import Refused
 from slimserve.nodes import agreement, seat, secret
 from slimserve.nodes.agreement import MUST_AGREE
-from slimserve.policies import Subject
+from slimserve.subject import Subject
 
 TWO, FOUR, ONE = "qwen38max-fp8-b200x8-nodes2", "qwen38max-fp8-gb300x4-nodes4", "smollm2-135m-bf16-cpu"
 

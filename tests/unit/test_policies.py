@@ -13,11 +13,12 @@ from plan_support import REGISTRY, setting, with_engine
 from slimserve.engine.variables import OWNED
 from slimserve.errors import RegistryError
 from slimserve.model import Checkpoint, HuggingFace
-from slimserve.policies import BY_ID, POLICIES, Subject, broken
+from slimserve.policies import BY_ID, POLICIES, broken
 from slimserve.policy_checks import ranks_of_experts
 from slimserve.profile import Engine, Profile, Sampling, TemplateDefaults
 from slimserve.registry_files import load_registry
 from slimserve.shapes import ShapeError, build, fields_of
+from slimserve.subject import Subject
 
 GOOD = Path(__file__).parent.parent / "registry"
 RACK, BOX = "expert-fp8-rack.yaml", "tiny-bf16-box.yaml"

@@ -117,6 +117,17 @@ def test_what_is_computed_once_is_kept_and_no_part_of_it() -> None:
     assert one == Ours("a")
 
 
+@pytest.mark.parametrize("what", [{"init": False, "default": 1}, {"hash": False}])
+def test_a_field_that_would_not_do_what_it_says(what: Any) -> None:
+    with pytest.raises(AssertionError):
+        records.dataclass(frozen=True)(type("Odd", (), {"__annotations__": {"x": "int"}, "x": field(**what)}))
+
+
+def test_a_class_that_compares_itself_and_cannot_be_hashed() -> None:
+    with pytest.raises(AssertionError):
+        records.dataclass(frozen=True)(type("Odd", (), {"__eq__": lambda self, other: True}))
+
+
 def test_methods_of_its_own_stay() -> None:
     assert (repr(Own(value=1)), hash(Own(value=1))) == ("own", 7)
     assert Own(value=1) == Own(value=2)

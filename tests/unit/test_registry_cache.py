@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import shutil
@@ -81,12 +82,25 @@ def test_a_problem_is_told_each_time_and_its_registry_never_kept(case: Case) -> 
     assert len(case.kept) == 1
 
 
-def test_a_file_beside_the_yaml_counts_too(case: Case) -> None:
+@pytest.mark.parametrize("name", ["note", "receipts/new.json", "receipts/2026/deep.json", "tiny.yaml/"])
+def test_whatever_lies_below_the_folder_counts_too(case: Case, name: str) -> None:
     case.load()
-    (case.folder / "receipts").mkdir(exist_ok=True)
-    (case.folder / "receipts" / "new.json").write_text("{}")
-    case.load()
-    assert len(case.kept) == 2
+    path = case.folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name.endswith("/"):
+        path.mkdir()
+        with pytest.raises(RegistryError):
+            case.load()
+    else:
+        path.write_text("{}")
+        case.load()
+        assert len(case.kept) == 2
+
+
+def test_a_folder_with_too_much_in_it_is_read(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_cache, "_MOST_FILES", 5)
+    assert case.load().default
+    assert not case.kept
 
 
 def test_what_just_changed_is_not_kept(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +117,18 @@ class Command:
         return os.system, ("touch ran",)
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps(Command()), pickle.dumps({}), "cut", "open"])
+def named(name: str) -> bytes:
+    """A pickle that calls what `slimserve.registry` has under a name, with the text `"touch ran"`."""
+    text = [pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode() for word in ("slimserve.registry", name)]
+    argument = pickle.SHORT_BINUNICODE + bytes([9]) + b"touch ran" + pickle.TUPLE1
+    return pickle.PROTO + b"\x04" + b"".join(text) + pickle.STACK_GLOBAL + argument + pickle.REDUCE + pickle.STOP
+
+
+CONTENTS = [b"", b"garbage", pickle.dumps(Command()), pickle.dumps({}), "cut", "open", "link", "folder"]
+NAMES = ["Path", "dataclass", "nearest", "Registry.__init__", "dataclass.__builtins__.get", "Id", "Annotated"]
+
+
+@pytest.mark.parametrize("content", [*CONTENTS, *map(named, NAMES)])
 def test_a_kept_file_that_is_no_registry_is_passed_over(
     case: Case, content: bytes | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,12 +138,28 @@ def test_a_kept_file_that_is_no_registry_is_passed_over(
         kept.write_bytes(content)
     elif content == "cut":
         kept.write_bytes(kept.read_bytes()[:-100])
-    else:  # others could have written it
-        kept.write_bytes(pickle.dumps({}))
+    elif content == "link":
+        kept.rename(tmp_path / "elsewhere")
+        kept.symlink_to(tmp_path / "elsewhere")
+    elif content == "folder":
+        kept.parent.chmod(0o777)
+    else:
         kept.chmod(0o666)
+    if not isinstance(content, bytes) and content != "cut":  # others could have written it
+        monkeypatch.setattr(registry_cache, "_Reader", unreadable)
     assert case.load() == read
     assert not (tmp_path / "ran").exists()
     assert case.load() == read
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_but_classes_of_a_registry_can_be_named(name: str) -> None:
+    with pytest.raises(pickle.UnpicklingError, match=f"{name} is no part of a registry"):
+        registry_cache._Reader(io.BytesIO(named(name))).load()
+
+
+def test_without_a_cache_it_is_read(case: Case) -> None:
+    assert registry_cache.load(case.folder, RESERVED, None) == case.load()
 
 
 @pytest.mark.parametrize("there", ["file", "file-within"])
