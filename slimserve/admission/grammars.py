@@ -31,6 +31,8 @@ _PLACES: tuple[Path, ...] = (
     ("output_config", "format"),
     ("output_format",),
 )
+# Without any of these there is no grammar.
+_SPEAKING = frozenset({path[0] for path in _PLACES} | {"tools", "tool_choice"})
 _REPEATS = frozenset(
     "minItems maxItems minContains maxContains minLength maxLength minProperties maxProperties".split()
 )
@@ -59,6 +61,8 @@ def check_grammars(body: Mapping[str, Any]) -> str | None:
     Raises:
         Rejected: 400, with the field that is meant.
     """
+    if body.keys().isdisjoint(_SPEAKING):
+        return None
     found = {".".join(path): value for path in _PLACES if (value := _value(body, path)) is not None}
     found = {field: value for field, value in found.items() if isinstance(value, dict) and value.get("type") != "text"}
     tools = list(_schemas(body.get("tools"))) if _tools_rule(body) else []

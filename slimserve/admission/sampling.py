@@ -46,6 +46,8 @@ def greedy_field(body: dict[str, Any]) -> str | None:
     Raises:
         Rejected: a field that decides it is of the wrong type.
     """
+    if body.keys().isdisjoint(RECIPE):
+        return None
     values = {field: number(body, field, RANGES[field]) for field in RECIPE[:-1]}
     temperature, top_p, top_k, min_p = (values[field] for field in RECIPE[:-1])
     if temperature is not None and temperature < GREEDY_TEMPERATURE:

@@ -46,6 +46,12 @@ _SWITCHES: tuple[Path, ...] = (
     ("reasoning", "enabled"),
 )
 
+# Fields without any of which a request says nothing of thinking; most say nothing.
+_SPEAKING = frozenset(
+    {path[0] for path in (*_SWITCHES, *_EFFORTS)}
+    | {"thinking", "thinking_token_budget", "continue_final_message", "add_generation_prompt", "include_reasoning"}
+)
+
 
 def always_thinking(dialect: Dialect, body: dict[str, Any], config: Config) -> tuple[dict[str, Any], tuple[Note, ...]]:
     """The body as the model may answer it; a new one when it had to change.
@@ -56,7 +62,7 @@ def always_thinking(dialect: Dialect, body: dict[str, Any], config: Config) -> t
         Rejected: the effort is no word that is known, or the request cannot be answered with thinking, or asks for none
             and the profile refuses that.
     """
-    if config.thinking is None:
+    if config.thinking is None or (dialect is not Dialect.RESPONSES and body.keys().isdisjoint(_SPEAKING)):
         return body, ()
     off = list(_off(dialect, body))
     if off and config.thinking == "refuse":
@@ -197,7 +203,7 @@ def _dotted(path: Path) -> str:
 def _present(body: Mapping[str, Any], path: Path) -> bool:
     for key in path[:-1]:
         inner = body.get(key)
-        if not isinstance(inner, Mapping):
+        if not isinstance(inner, dict):
             return False
         body = inner
     return path[-1] in body
@@ -206,7 +212,7 @@ def _present(body: Mapping[str, Any], path: Path) -> bool:
 def _value(body: Mapping[str, Any], path: Path) -> Any:
     for key in path[:-1]:
         inner = body.get(key)
-        if not isinstance(inner, Mapping):
+        if not isinstance(inner, dict):
             return None
         body = inner
     return body.get(path[-1])
