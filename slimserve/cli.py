@@ -255,10 +255,10 @@ def _check_usage(args: argparse.Namespace) -> None:
     if action == "chat" and args.profile is None and not sys.stdin.isatty() and args.prompt is None:
         action, args.list = "list", True  # nobody is there to choose one
     if action not in ABOUT_A_PROFILE and args.profile is not None:
-        raise UsageError(
-            Finding(f"{_flag(action)} takes no profile", "it speaks of all of them", f"leave {args.profile} out")
-        )
-    if args.profile is None and (action in ("serve", "bench", "plan", "fetch") or args.prompt is not None):
+        why = "it speaks of this machine" if action == "doctor" else "it speaks of all of them"
+        raise UsageError(Finding(f"{_flag(action)} takes no profile", why, f"leave {args.profile} out"))
+    lacking = ("chat",) if args.prompt is not None else ()
+    if args.profile is None and action in ("serve", "bench", "plan", "fetch", *lacking):
         option = _flag("prompt" if action == "chat" else action)
         raise UsageError(Finding(f"{option} needs a profile", "it acts on one", "see slimserve --list"))
     for option, actions in FITS.items():

@@ -51,8 +51,12 @@ def change(profile: Profile, assignments: Sequence[str]) -> tuple[Profile, tuple
         known = {setting.name for setting in _settings(section)} | ({name} if section == _VARIABLES else set())
         if not equals or not name or name not in known:
             keys = [f"{one}.{setting.name}" for one in _SECTIONS for setting in _settings(one)]
-            why = "an assignment is KEY=VALUE, and a key is one of the profile's"
-            problems.append(Finding(f"--set {text} is not understood", why, nearest(key, keys)))
+            if not equals and key in keys:
+                found = Finding(f"--set {key} has no value", "an assignment is KEY=VALUE", f"--set {key}=VALUE")
+            else:
+                why = "an assignment is KEY=VALUE, and a key is one of the profile's"
+                found = Finding(f"--set {text} is not understood", why, nearest(key, keys))
+            problems.append(found)
             continue
         if any(key == other.key for other in changes):
             what = f"--set {text} is a second value of {key}"
