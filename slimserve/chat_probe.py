@@ -65,7 +65,14 @@ def unusable(presence: Presence, endpoint: Endpoint, *, key_variable: str) -> Sl
         do = f"set {key_variable} to one of its keys (slimserve --add-key NAME makes one), or use another --port"
         return Refused(Finding(f"the endpoint at {url} refuses the key", why, do))
     if presence == "busy":
-        why = "something took the connection and kept silent, or said 503: it may be loading, overloaded or frozen"
+        try:
+            get_json(replace(endpoint, api_key=None), "/models", deadline_seconds=PROBE_SECONDS)
+        except HttpError as error:
+            if error.status == 503:
+                return error  # an endpoint that is not ready says why, and for how long
+        except SlimserveError:
+            pass
+        why = "something took the connection and kept silent: it may be overloaded or frozen"
         do = "wait and try again; slimserve --status says where it stands"
         return Failed(Finding(f"the endpoint at {url} does not answer", why, do))
     if presence == "other":

@@ -64,6 +64,9 @@ FITS = {
 
 
 class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: Any = None) -> None:
+        print(message, end="", flush=True)  # which fails where that cannot be read; argparse's own says nothing
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(Finding(message, "the command line is not understood", "see slimserve --help"))
 
@@ -412,7 +415,7 @@ def _keys(args: argparse.Namespace) -> int:
     keys = keys_command.listed(os.environ)
     data = [{"name": name, "sha256_prefix": digits} for name, digits in keys.items()]
     text = "\n".join(f"{digits}  {name}" for name, digits in keys.items())
-    return _emit(args, data, lambda: text or "no keys yet: --add-key NAME makes one")
+    return _emit(args, data, lambda: text or keys_command.without(os.environ))
 
 
 def _emit(args: argparse.Namespace, data: Any, text: Callable[[], str]) -> int:

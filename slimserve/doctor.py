@@ -100,7 +100,9 @@ def _machine_lines(machine: Machine) -> list[str]:
     ]
     if cpu.sockets and cpu.numa_nodes:
         rows.append(("layout", f"{_count(cpu.sockets, 'socket')}, {_count(cpu.numa_nodes, 'NUMA node')}"))
-    rows.append(("vector units", " ".join(cpu.flags) or "none of those that matter"))
+    rows.append(
+        ("vector units", "unknown" if cpu.flags is None else " ".join(cpu.flags) or "none of those that matter")
+    )
     if machine.kernel_parameters:
         rows.append(("booted with", machine.kernel_parameters))
     wrong = [word for word, bad in (("not writable", not disk.writable), ("noexec", disk.executable is False)) if bad]

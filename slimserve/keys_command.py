@@ -76,7 +76,10 @@ def remove(environment: Mapping[str, str], name: str) -> int:
             pass
     say(f"{name} is removed from {file}")
     if len(keys) == 1:
-        say(f"no key is left: nobody is admitted by {file} until one is added")
+        say(
+            f"no key is left: nobody is admitted by {file} until one is added; to ask for no key, remove the file and"
+            " start the endpoints again"
+        )
     return 0
 
 
@@ -89,6 +92,14 @@ def listed(environment: Mapping[str, str]) -> dict[str, str]:
     file, counts = keys_file(environment)
     keys = load(file) if file is not None and counts else {}
     return {name: hashed[:SHOWN_DIGITS] for name, hashed in keys.items()}
+
+
+def without(environment: Mapping[str, str]) -> str:
+    """What is so where there is no key."""
+    file, counts = keys_file(environment)
+    if file is not None and counts:
+        return f"no keys: nobody is admitted by {file}. --add-key NAME makes one; without the file none is asked for"
+    return "no keys yet: --add-key NAME makes one"
 
 
 @contextlib.contextmanager

@@ -155,8 +155,8 @@ class Cpu:
     """NUMA nodes; null when unknown"""
     own_nodes: tuple[Annotated[int, Between(0, 4095)], ...] | None = None
     """NUMA nodes of the CPUs that this process may use; null when unknown"""
-    flags: tuple[Text, ...] = ()
-    """those of avx2, avx512f, avx512_bf16, amx_bf16 that it has"""
+    flags: tuple[Text, ...] | None = None
+    """those of avx2, avx512f, avx512_bf16, amx_bf16 that it has; null when unknown"""
 
 
 @dataclass(frozen=True, kw_only=True)

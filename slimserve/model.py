@@ -94,6 +94,11 @@ class Checkpoint:
             raise ValueError("host_bytes, a part of bytes, exceeds it")
 
     @property
+    def is_fetchable(self) -> bool:
+        """Whether it can be had from somewhere: its files are known, and they are not written here."""
+        return self.manifest is not None and self.generated is None
+
+    @property
     def origin(self) -> str:
         """Where it comes from, for a reader."""
         if self.huggingface is not None:

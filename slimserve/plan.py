@@ -86,11 +86,16 @@ NO_ADVICE = Advice(lambda loc: "", lambda: ())
 
 @dataclass(frozen=True)
 class Verdict:
-    """A profile with what the machine says to it: no refusals means that it runs."""
+    """A profile with what the machine says to it: no refusals means that it runs.
+
+    Args:
+        fetchable: whether its weights can be fetched from somewhere.
+    """
 
     profile: Profile
     refusals: tuple[Finding, ...]
     weights_ready: bool
+    fetchable: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as a JSON object."""
@@ -105,6 +110,7 @@ class Verdict:
             "default": self.profile.default,
             "runs": not self.refusals,
             "weights_ready": self.weights_ready,
+            "fetchable": self.fetchable,
             "refusals": [finding.to_json() for finding in self.refusals],
         }
 
@@ -193,7 +199,7 @@ def describe(platform: Platform, needed_disk_bytes: int) -> Machine:
         cpu=Cpu(
             architecture=platform.architecture,
             cores=needs.cores.value if needs.cores else 1,
-            flags=needs.cpu_flags.value if needs.cpu_flags else (),
+            flags=needs.cpu_flags.value if needs.cpu_flags else None,
         ),
         memory=Memory(
             total_bytes=memory,

@@ -88,13 +88,13 @@ def _state(folder: Path, reserved: frozenset[str], settled: float) -> str | None
     Raises:
         OSError: it cannot be looked at.
     """
-    hashed = hashlib.sha256(f"{sys.version}\0{folder}\0{sorted(reserved)}".encode())
+    hashed = hashlib.sha256(f"{sys.version}\0{folder}\0{sorted(reserved)}".encode(errors="surrogateescape"))
     for top, suffix in ((folder, ""), (PACKAGE, ".py")):
         for number, (path, status) in enumerate(_below(str(top), suffix)):
             if number == _MOST_FILES or max(status.st_mtime, status.st_ctime) > settled:
                 return None
             told = (path, status.st_mode, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
-            hashed.update(repr(told).encode())
+            hashed.update(repr(told).encode(errors="surrogateescape"))
     return hashed.hexdigest()
 
 

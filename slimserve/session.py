@@ -152,7 +152,8 @@ class Session:
             subject = self.registry.subject(profile)
             try:
                 plan = make_plan(subject, self.machine, self.weights(subject))
-                result.append(Verdict(profile, (), plan.weights.ready))
+                fetchable = subject.model.checkpoints[profile.quant].is_fetchable
+                result.append(Verdict(profile, (), plan.weights.ready, fetchable))
             except Refused as refused:
                 result.append(Verdict(profile, refused.findings, weights_ready=False))
         return result

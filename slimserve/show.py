@@ -38,7 +38,9 @@ def list_text(verdicts: Sequence[Verdict], source: str) -> str:
             for line in _wrapped(finding.what, WIDTH - width)
         ]
         if not verdict.refusals and not verdict.weights_ready:
-            lines.append(f"{'':<{width}}           weights are fetched at the first start, or with --fetch")
+            fetched = "weights are fetched at the first start, or with --fetch"
+            other = "weights cannot be fetched, so that it can be planned alone: --fetch says why"
+            lines.append(f"{'':<{width}}           {fetched if verdict.fetchable else other}")
     running = sum(not verdict.refusals for verdict in ordered)
     lines.append(f"{running} of {len(ordered)} profiles run on {source}")
     return "\n".join(lines)
@@ -159,11 +161,11 @@ def _launch_lines(command: Command, nodes: Mapping[int, Command] | None) -> Iter
 
 
 def _weights(plan: Plan) -> str:
-    return (
-        "there"
-        if plan.weights.ready
-        else f"not there; fetching them takes up to {gib(plan.weights.needed_bytes)} of disk"
-    )
+    if plan.weights.ready:
+        return "there"
+    if not plan.subject.model.checkpoints[plan.subject.profile.quant].is_fetchable:
+        return "not there, and they cannot be fetched: --fetch says why"
+    return f"not there; fetching them takes up to {gib(plan.weights.needed_bytes)} of disk"
 
 
 def _command_lines(argv: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from slimserve.admission.answers import Watch
@@ -50,6 +51,7 @@ class Exchange:
         watched: dialect and number of answers, if they are to be watched for thinking that ate the whole budget.
         path: of the request, which decides the form of errors.
         grammar: the field of the request that holds a grammar.
+        stopping: whether the endpoint has been told to stop.
     """
 
     __slots__ = (
@@ -68,6 +70,7 @@ class Exchange:
         "_receive",
         "_send",
         "_slot",
+        "_stopping",
         "_streamed",
         "_task",
         "_timer",
@@ -92,6 +95,7 @@ class Exchange:
         watched: tuple[Dialect, int] | None = None,
         path: str = "",
         grammar: str | None = None,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.status = 0
         self.started = False
@@ -107,6 +111,7 @@ class Exchange:
         self._watched = watched
         self._path = path
         self._grammar = grammar
+        self._stopping = stopping
         self._error: bytearray | None = None
         self._watch: Watch | None = None
         self._streamed = False
@@ -208,16 +213,16 @@ class Exchange:
         body += message.get("body", b"")[: MAX_ERROR_BYTES - len(body)]
         if message.get("more_body", False):
             return
-        refusal = engine_refusal(self.status, bytes(body), self._grammar)
+        refusal = engine_refusal(self.status, bytes(body), self._grammar, stopping=self._stopping())
         self.status = refusal.status
-        for part in answer(refusal.status, error_body(refusal, self._path)):
+        for part in answer(refusal.status, error_body(refusal, self._path), refusal.headers):
             await self.pass_on(part)
 
     def _mend_event(self, message: Message) -> Message:
         """An error within a stream, in the words of this endpoint."""
         event, _, rest = message["body"].partition(b"data: ")
         data, end, rest = rest.partition(b"\n\n")
-        refusal = engine_refusal(status_of(data), data, self._grammar)
+        refusal = engine_refusal(status_of(data), data, self._grammar, stopping=self._stopping())
         self.status = refusal.status
         return {**message, "body": event + b"data: " + dump(error_body(refusal, self._path)) + end + rest}
 

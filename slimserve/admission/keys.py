@@ -144,7 +144,8 @@ def _read(path: Path) -> str:
         return data.decode()
     except OSError as error:
         why = f"the system says: {error.strerror}"
-        raise _unfit(path, "cannot be read", why, "mend that, or remove the file to ask for no key") from None
+        do = "mend that; to ask for no key, start the endpoint again without the file"
+        raise _unfit(path, "cannot be read", why, do) from None
     except UnicodeDecodeError:
         raise _unfit(path, "is no text", "it holds bytes that are not UTF-8", "write it as UTF-8") from None
 

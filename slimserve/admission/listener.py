@@ -136,7 +136,7 @@ class Listener:
             return False
         if idle_since < self._lobby.silent_since:
             longest, _ = self._idle.popitem(last=False)
-            longest.hang_up()
+            longest.cut_off()
         else:
             self._lobby.close_one()
         return True

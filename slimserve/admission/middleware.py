@@ -24,9 +24,9 @@ from slimserve.admission.listener import Listener
 from slimserve.admission.metrics import shared
 from slimserve.admission.progress import ENGINE
 from slimserve.admission.rejection import Rejected
-from slimserve.admission.replies import answer, error_body
+from slimserve.admission.replies import STOPPED, answer, error_body
 from slimserve.admission.requests import judge
-from slimserve.admission.routes import Access, Dialect, find
+from slimserve.admission.routes import Access, Dialect, find, no_such_route
 from slimserve.admission.slots import SLOT, Slot, Slots
 
 DRAIN_RETRY_SECONDS = 5
@@ -176,11 +176,11 @@ class Admission:
         ahead = Ahead(receive)
         try:
             # A prefix that the router would cut off first would let a path mean something else to it than to us.
+            if scope["method"] == "HEAD":  # the answer to GET; who speaks HTTP for us leaves its body out
+                scope = {**scope, "method": "GET"}
             route = find(scope["method"], scope["path"]) if not scope.get("root_path") else None
             if route is None or route.access is Access.CLOSED:
-                raise Rejected(
-                    404, "there is no such route here: docs/security.md lists those that are", code="no_such_route"
-                )
+                raise no_such_route(scope["method"], scope["path"])
             holder = self._keyring.holder(headers) if route.access is Access.KEYED else None
             dialect = route.dialect
             if dialect is None:
@@ -261,6 +261,7 @@ class Admission:
                 watched,
                 path=scope["path"],
                 grammar=judged.grammar,
+                stopping=lambda: not self.accepting,
             )
             self._metrics.waited.observe(taken - asked)
             self._metrics.own.observe(asked - began + time.perf_counter() - complete)
@@ -300,9 +301,11 @@ class Admission:
             if exchange.started:
                 raise
             log.exception("the engine failed at %s %s", scope["method"], ascii(scope["path"]))
-            exchange.status = 500
             failed = Rejected(500, "the engine failed at this request; its log says why", code="engine_error")
-            for message in answer(failed.status, error_body(failed, scope["path"])):
+            if not self.accepting:
+                failed = STOPPED
+            exchange.status = failed.status
+            for message in answer(failed.status, error_body(failed, scope["path"]), failed.headers):
                 await exchange.pass_on(message)
 
 

@@ -30,6 +30,8 @@ HEADER_SECONDS = 10.0
 HEADER_BYTES = 32 << 10
 HEADER_COUNT = 100
 KEEP_ALIVE_SECONDS = 75
+# Of a chunked body, in one turn of the event loop: a read brings up to 256 KiB, which are 40,000 of the least chunks.
+CHUNKED_BYTES = 8 << 10
 # After an answer that did not wait for the body, the rest of it is read and dropped for so long.
 REST_SECONDS = 30.0
 # A client that takes nothing of its answer for so long is gone: its slot is wanted.
@@ -102,7 +104,7 @@ class Protocol(HttpToolsProtocol):
         self.flow = FlowControl(transport)
         self.server, self.client = self._names
         self.scheme = "http"
-        self._unread = Unread(transport, UNREAD_SECONDS, self._has_more, self._cut_off)
+        self._unread = Unread(transport, UNREAD_SECONDS, self._has_more, self.cut_off)
         self._idle[self] = self.loop.time()
         self._expect_head()
         first, self._first = self._first, b""
@@ -127,7 +129,7 @@ class Protocol(HttpToolsProtocol):
             return
         data, self._behind = self._behind + data, b""
         self._parse(data)
-        if len(self._behind) > HEADER_BYTES:
+        if self._is_answering and len(self._behind) > HEADER_BYTES:
             self._behind = b""
             self.cycle.keep_alive = False
         if begins and self._rests and self.cycle is _ANSWERED and self._length is not None:
@@ -219,12 +221,18 @@ class Protocol(HttpToolsProtocol):
     def hang_up(self) -> None:
         """Close the connection, once what was written is read; whoever still answers is told."""
         self._deadline.end()
+        self._idle.pop(self, None)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not self.transport.is_closing():
             self.transport.close()
             self._unread.watch()
+
+    def cut_off(self) -> None:
+        """End the connection at once, whatever of its answers is unread."""
+        self.hang_up()
+        self.transport.abort()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         slot, self._slot = self._slot, None
@@ -272,8 +280,8 @@ class Protocol(HttpToolsProtocol):
     def _tell(self, refusal: Rejected) -> None:
         self.transport.write(raw_refusal(refusal, self._path, tuple(self.server_state.default_headers)))
         if self.flow.write_paused:
-            # Who asks and asks and reads nothing would have us keep all of its refusals.
-            self.hang_up()
+            # Who asks and asks and reads nothing would have us keep all of its refusals, and the connection.
+            self.cut_off()
         else:
             self._unread.watch()
 
@@ -285,20 +293,34 @@ class Protocol(HttpToolsProtocol):
         return self.cycle is not None and not (self._in_message or self.cycle.response_complete)
 
     def _parse(self, data: bytes) -> None:
-        start = 0
+        start, fed = 0, False
         while start < len(data) and not self.transport.is_closing():
             if self._is_answering:
                 self._behind = data[start:]
                 return
             in_body = self._in_message and not self._in_head
-            end = self._cutter.end_of_piece(data, start, self._body_left if in_body else None)
+            chunked = in_body and self._body_left is None
+            if fed and (self._rests or chunked):
+                # In a turn of the loop one request that is refused, or so much of a chunked body: others wait as well.
+                self._behind = data[start:]
+                self.flow.pause_reading()
+                self.loop.call_soon(self._go_on)
+                return
+            seen = data[: start + CHUNKED_BYTES] if chunked else data
+            end = self._cutter.end_of_piece(seen, start, self._body_left if in_body else None)
             self._feed(data[start:end])
-            start = end
+            start, fed = end, True
         # A head that is under way may take so long. Most come whole, and need no timer. Blank lines between requests
         # are as little progress as half a head.
         incomplete = self._in_head or not (self._in_message or self._is_answering)
         if data and incomplete and not (self._deadline.is_set or self.transport.is_closing()):
             self._expect_head()
+
+    def _go_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            behind, self._behind = self._behind, b""
+            self._parse(behind)
 
     def _feed(self, piece: bytes) -> None:
         if self._rests:
@@ -340,6 +362,8 @@ class Protocol(HttpToolsProtocol):
         self._deadline.set(HEADER_SECONDS, self._head_late)
 
     def _expect_another(self) -> None:
+        if self.transport.is_closing():
+            return
         self._rests = True
         self._deadline.set(KEEP_ALIVE_SECONDS, self.hang_up)
         self._idle[self] = self.loop.time()
@@ -353,7 +377,3 @@ class Protocol(HttpToolsProtocol):
     def _has_more(self) -> bool:
         answering = self.cycle is not None and not self.cycle.response_complete
         return answering and not (self.flow.write_paused or self.transport.is_closing())
-
-    def _cut_off(self) -> None:
-        self.hang_up()
-        self.transport.abort()

@@ -58,7 +58,20 @@ _WRONG_FIELD = re.compile(
 )
 
 
-def engine_refusal(status: int, body: bytes, grammar: str | None = None) -> Rejected:
+# What ends an answer without any fault of the request; a port that is served again knows better when.
+_AGAIN = {"Retry-After": "5"}
+STOPPED = Rejected(
+    503, "the endpoint was stopped before this answer was complete.", code="endpoint_stopped", headers=_AGAIN
+)
+DIED = Rejected(
+    503,
+    "the engine died before this answer was complete, and is started again. Send it again.",
+    code="engine_died",
+    headers=_AGAIN,
+)
+
+
+def engine_refusal(status: int, body: bytes, grammar: str | None = None, *, stopping: bool = False) -> Rejected:
     """What the engine answered instead of a result, as an error of this endpoint.
 
     Args:
@@ -66,14 +79,19 @@ def engine_refusal(status: int, body: bytes, grammar: str | None = None) -> Reje
         body: JSON, in either dialect's form; anything else is put into general words.
         grammar: the field of the request that holds a grammar, which the engine answers with a failure if it cannot
             follow it.
+        stopping: whether the endpoint has been told to stop.
     """
     try:
         error = json.loads(body)["error"]
         message, param = _AFTERTHOUGHT.sub("", str(error["message"])), error.get("param")
     except (ValueError, LookupError, TypeError, AttributeError):
         message, param = "", None
-    if status >= 500 or _INNER.match(message) or _DEAD in message:
-        if grammar is not None and _DEAD not in message and status in (400, 500):
+    if stopping and status >= 500:
+        return STOPPED
+    if _DEAD in message:
+        return DIED
+    if status >= 500 or _INNER.match(message):
+        if grammar is not None and status in (400, 500):
             return Rejected(
                 400,
                 f"{grammar}: the engine cannot follow this grammar; its log says why. Write it more plainly.",

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from slimserve.admission.rejection import Rejected
+
 
 class Access(StrEnum):
     """Who may take a route."""
@@ -116,6 +118,15 @@ def _table() -> dict[tuple[str, str], Route]:
 
 # (method, path as the app declares it) -> what the door makes of it.
 TABLE: Mapping[tuple[str, str], Route] = MappingProxyType(_table())
+
+
+def no_such_route(method: str, path: str) -> Rejected:
+    """What a request is told for which there is no row, or a closed one."""
+    methods = sorted(known for (known, at), route in TABLE.items() if at == path and route.access is not Access.CLOSED)
+    if not methods:
+        return Rejected(404, f"there is no route {path[:80]!a} here, or it is closed", code="no_such_route")
+    allowed = ", ".join(methods)
+    return Rejected(405, f"{path} takes {allowed}", code="method_not_allowed", headers={"Allow": allowed})
 
 
 def find(method: str, path: str) -> Route | None:

@@ -17,6 +17,7 @@ from slimserve.accepting import Acceptor
 from slimserve.admission.rejection import Rejected
 from slimserve.admission.replies import raw_answer
 from slimserve.engine.state import Board
+from slimserve.exposure import is_loopback
 
 if TYPE_CHECKING:
     from slimserve.admission.listener import Listener
@@ -46,6 +47,8 @@ class Front:
     """
 
     def __init__(self, listening: socket.socket, board: Board) -> None:
+        # Whoever asks has shown no key: beyond loopback that may be anybody, and the reason names processes.
+        self._discreet = not is_loopback(listening.getsockname()[0])
         self._acceptor = Acceptor(listening, lambda connection: self._acceptor.begin(self._answer(connection)))
         self._board = board
         self._page: tuple[Listener, Any, socket.socket] | None = None
@@ -153,7 +156,7 @@ class Front:
             )
         unavailable = Rejected(
             503,
-            f"the endpoint is {status.state}: {status.reason}; {ahead}",
+            f"the endpoint is {status.state}{'' if self._discreet else f': {status.reason}'}; {ahead}",
             code=f"endpoint_{status.state}",
             headers={"Retry-After": str(seconds), "Cache-Control": "no-store"},
         )

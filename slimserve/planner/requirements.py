@@ -45,6 +45,7 @@ def unmet(subject: Subject, machine: Machine) -> Iterator[Finding]:
             needs.cores.why,
             "allow this program more cores",
         )
-    missing = [flag for flag in (needs.cpu_flags.value if needs.cpu_flags else ()) if flag not in machine.cpu.flags]
-    if missing and needs.cpu_flags:
-        yield Finding(f"the processor lacks {', '.join(missing)}", needs.cpu_flags.why, "use a newer processor")
+    if needs.cpu_flags and machine.cpu.flags is not None:
+        missing = [flag for flag in needs.cpu_flags.value if flag not in machine.cpu.flags]
+        if missing:
+            yield Finding(f"the processor lacks {', '.join(missing)}", needs.cpu_flags.why, "use a newer processor")

@@ -44,7 +44,7 @@ def read_cpu(root: Path, architecture: str) -> Cpu:
         cores=cores,
         sockets=_sockets(root, nodes),
         numa_nodes=len(nodes) or None,
-        flags=tuple(flag for flag in FLAGS if flag in flags),
+        flags=tuple(flag for flag in FLAGS if flag in flags) if flags else None,
         own_nodes=_own_nodes(root, nodes, set(allowed)),
     )
 

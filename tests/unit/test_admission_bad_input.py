@@ -163,14 +163,26 @@ def test_header_injection_by_an_origin_and_a_path(door: Door) -> None:
 def test_no_such_route(door: Door) -> None:
     for method, path in (
         ("GET", "/"), ("POST", "/invocations"), ("GET", "/metrics"), ("GET", "/slimserve/state"),
-        ("GET", "/fake/state"), ("POST", "/slimserve/drain"), ("GET", "/v1/chat/completions"),
-        ("PUT", "/v1/chat/completions"),
-        ("POST", "/v1/chat/completions/"), ("OPTIONS", "/v1/chat/completions"), ("POST", "//v1/chat/completions"),
+        ("GET", "/fake/state"), ("POST", "/slimserve/drain"), ("HEAD", "/docs"), ("HEAD", "/metrics"),
+        ("POST", "/v1/chat/completions/"), ("POST", "//v1/chat/completions"),
     ):  # fmt: skip
         answer = door.ask(path=path, method=method)
         assert answer.status == 404, (method, path)
-        assert answer.json["error"]["type"] == "not_found_error"
+        assert method == "HEAD" or answer.json["error"]["type"] == "not_found_error"
     assert door.state.accepting
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "OPTIONS"])
+def test_a_method_that_a_route_does_not_take(door: Door, method: str) -> None:
+    answer = door.ask(path="/v1/chat/completions", method=method)
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+    assert method == "HEAD" or answer.json["error"]["code"] == "method_not_allowed"
+
+
+def test_a_head_is_the_answer_to_a_get_without_its_body(door: Door) -> None:
+    get, head = (door.ask(path="/v1/models", method=method) for method in ("GET", "HEAD"))
+    assert (head.status, head.headers["content-length"]) == (200, get.headers["content-length"])
+    assert (bool(get.body), head.body) == (True, b"")
 
 
 @pytest.mark.parametrize(

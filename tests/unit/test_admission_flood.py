@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from admission_raw import LAST_GET, error_of, generate, status_of, statuses_of
+from admission_raw import GET, LAST_GET, error_of, generate, status_of, statuses_of
 
 from slimserve.admission import listener, protocol
 from slimserve.admission.config import Config
@@ -477,6 +477,9 @@ def test_who_was_idle_for_longer_makes_room_before_anyone_in_the_lobby() -> None
         held = await full(house)
         first = await known(house)
         idle = await house.connect(CAP + 1 + 3)
+        assert house.listener._acceptor is not None
+        while house.listener._acceptor.serving:  # which counts too, until it is over
+            await asyncio.sleep(0)
         house.listener._most = CAP + 1 + 3
         newcomers = [come(house, generate()) for _ in range(4)]  # taken in one turn
         for sock in newcomers:
@@ -532,8 +535,53 @@ def test_a_slot_comes_back_from_a_client_that_is_gone_before_it_is_let_in() -> N
     within(case)
 
 
-def test_who_asks_and_asks_and_reads_no_refusal_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0.2)
+def test_a_line_of_refused_requests_lets_others_have_their_turn() -> None:
+    """However many of them came at once: one connection must not keep the loop from all others."""
+
+    async def case(house: House) -> None:
+        held = await full(house)
+        greedy, other = socks = await house.connect(CAP + 2)
+        loop, count = asyncio.get_running_loop(), 3000
+        line = asyncio.create_task(loop.sock_sendall(greedy, count * generate()))
+        raw = await loop.sock_recv(greedy, 1 << 20)
+        other.send(GET.replace(b"/v1/models", b"/nowhere"))
+        answered = asyncio.create_task(answer_to(other, b"}}"))
+        while not answered.done():
+            raw += await loop.sock_recv(greedy, 1 << 20)
+        assert raw.count(b"HTTP/1.1 429") < count // 2
+        while raw.count(b"HTTP/1.1 429") < count or not raw.endswith(b"}}"):
+            raw += await loop.sock_recv(greedy, 1 << 20)
+        assert statuses_of(raw) == [429] * count
+        await line
+        await house.leave([*held, *socks])
+
+    within(case)
+
+
+def test_a_body_of_the_smallest_chunks_lets_others_have_their_turn() -> None:
+    async def case(house: House) -> None:
+        slow, other = socks = await house.connect(2)
+        (connection,) = [one for one in house.listener.connections if one.client == slow.getsockname()]
+        slow.send(b"POST /nowhere HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        chunks = asyncio.create_task(asyncio.get_running_loop().sock_sendall(slow, 200_000 * b"1\r\nx\r\n"))
+        while not connection._behind:
+            await asyncio.sleep(0)
+        other.send(GET.replace(b"/v1/models", b"/nowhere"))
+        answered = asyncio.create_task(answer_to(other, b"}}"))
+        turns = 0
+        while not answered.done():
+            assert len(connection._behind) <= 1 << 18
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns < 40
+        chunks.cancel()
+        await house.leave(socks)
+
+    within(case)
+
+
+def test_who_asks_and_asks_and_reads_no_refusal_is_cut_off() -> None:
+    """At once: what is written and not read would hold the connection for as long as a byte is read now and then."""
 
     async def case(house: House) -> None:
         held = await full(house)
@@ -552,6 +600,7 @@ def test_who_asks_and_asks_and_reads_no_refusal_is_cut_off(monkeypatch: pytest.M
                 sock.send(asked)
             await asyncio.sleep(0)
         assert 0 < most < 1 << 17
+        assert connection not in house.listener._idle
         sock.close()
         await house.leave(held)
 

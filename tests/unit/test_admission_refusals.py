@@ -41,7 +41,8 @@ def error(message: str, **more: Any) -> bytes:
         (500, error("Internal server error"), (500, "engine_error", None)),
         (503, error("come back"), (503, "engine_error", None)),
         (503, b"", (503, "engine_error", None)),
-        (400, error(DEAD), (500, "engine_error", None)),
+        (400, error(DEAD), (503, "engine_died", None)),
+        (500, error(DEAD), (503, "engine_died", None)),
         (400, error("2 validation errors for ChatCompletionStreamResponse\nid\n"), (500, "engine_error", None)),
         (422, b'{"detail": []}', (422, "refused_by_engine", None)),
         (400, b'{"error": "x"}', (400, "refused_by_engine", None)),
@@ -65,13 +66,22 @@ def test_what_the_engine_says_of_a_request_stays() -> None:
     assert engine_refusal(400, error("1 validation error:\n  none that is known")).message.endswith("is known")
 
 
+@pytest.mark.parametrize("grammar", [None, "text.format"])
+def test_what_is_cut_off_by_a_stop_is_nobody_s_fault(grammar: str | None) -> None:
+    for status, message in ((500, "Internal server error"), (500, DEAD)):
+        refusal = engine_refusal(status, error(message), grammar, stopping=True)
+        assert (refusal.status, refusal.code) == (503, "endpoint_stopped")
+        assert int(refusal.headers["Retry-After"]) > 0
+    assert engine_refusal(400, error(TOO_LONG), grammar, stopping=True).code == "context_length_exceeded"
+
+
 def test_a_failure_at_a_grammar_is_the_grammar_s() -> None:
     refusal = engine_refusal(500, error("Internal server error"), "text.format")
     assert (refusal.status, refusal.code, refusal.param) == (400, "invalid_grammar", "text.format")
     assert refusal.message.startswith("text.format: ")
     assert error_body(refusal, "/v1/messages")["error"]["type"] == "invalid_request_error"
     for status, message in ((500, DEAD), (503, "come back")):
-        assert engine_refusal(status, error(message), "text.format").status == status
+        assert engine_refusal(status, error(message), "text.format").status == 503
     assert engine_refusal(404, error("The model `x` does not exist."), "text.format").status == 404
 
 

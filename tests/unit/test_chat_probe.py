@@ -18,6 +18,8 @@ from chat_support import fake_engine, response, scripted_server
 from slimserve import run
 from slimserve.chat import Endpoint, find, probe
 from slimserve.engine import variables
+from slimserve.engine.front import Front
+from slimserve.engine.state import Board, State
 from slimserve.errors import Failed, Refused, SlimserveError, UsageError
 from slimserve.plan import describe
 from slimserve.registry_files import load_registry
@@ -160,6 +162,18 @@ def test_the_chat_says_that_the_endpoint_keeps_silent(session: Session, monkeypa
         error = refusal(session, base_url)
     assert isinstance(error, Failed)
     assert f"the endpoint at {base_url} does not answer" in str(error)
+
+
+def test_the_chat_repeats_what_an_endpoint_that_loads_says(session: Session) -> None:
+    board = Board()
+    board.move(State.LOADING, "the engine loads the model")
+    with socket.create_server(("127.0.0.1", 0)) as public:
+        front = Front(public, board)
+        front.accept()
+        error = refusal(session, f"http://127.0.0.1:{public.getsockname()[1]}/v1")
+        front.close()
+    assert isinstance(error, Failed)
+    assert "the endpoint is loading: the engine loads the model; ask again in " in str(error)
 
 
 def test_the_chat_says_that_something_else_has_the_port(session: Session) -> None:

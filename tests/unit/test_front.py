@@ -64,6 +64,19 @@ def test_who_stops_says_that_it_does_not_come_back_by_itself() -> None:
     assert message.endswith("that takes about 34 s, so ask again in 34 s at the earliest")
 
 
+def test_where_anybody_may_ask_the_reason_is_left_out() -> None:
+    board = Board()
+    board.move(State.RESTARTING, "its process 12 (VLLM::EngineCore) died first")
+    with socket.create_server(("0.0.0.0", 0)) as public:
+        front = Front(public, board)
+        front.accept()
+        response, body = ask(public.getsockname()[1], "GET", "/health")
+        front.close()
+    assert response.status == 503
+    message = json.loads(body)["error"]["message"]
+    assert message == f"the endpoint is restarting; ask again in {response.headers['Retry-After']} s"
+
+
 def test_a_head_has_no_body(port: int) -> None:
     response, body = ask(port, "HEAD", "/health")
     assert (response.status, body) == (503, b"")

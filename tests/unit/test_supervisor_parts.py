@@ -94,6 +94,9 @@ def test_the_last_words_hold_the_first_error_and_the_end(tmp_path: Path) -> None
     assert words[0].endswith("the cause")
     assert words[-1] == "the end"
     assert "..." in words
+    asked = head.format("ERROR") + "Error with model error=ErrorInfo(message='no `x`', type='NotFoundError', code=404)"
+    log.write_text("\n".join([asked, *lines, "the end"]))
+    assert ending.last_words(log, 0) == words  # what a client asked for wrongly is no cause
     log.write_text("\n".join(lines[:20]))
     assert ending.last_words(log, 0) == tuple(lines[:20])
     assert ending.last_words(tmp_path / "nowhere", 0) == ()
