@@ -61,6 +61,7 @@ def _list(registry: Registry, folder: Path, names: Sequence[str]) -> Answer:
                 "id": one.id,
                 "written": one.written,
                 "outcome": one.outcome,
+                "recall": one.recall_verdict,
                 "target": one.target.name,
                 "workload": one.workload.name,
                 "commit": one.commit,
@@ -88,7 +89,8 @@ def _list(registry: Registry, folder: Path, names: Sequence[str]) -> Answer:
 
 def _best(receipt: Receipt) -> str:
     rates = [point.output_tokens_per_s for point in receipt.points if point.output_tokens_per_s is not None]
-    return f"up to {tables.amount(max(rates))} tokens/s" if rates else "no numbers"
+    fastest = f"up to {tables.amount(max(rates))} tokens/s" if rates else "no numbers"
+    return f"{fastest}  recall {tables.verdict(receipt)}" if receipt.battery else fastest
 
 
 def _show(receipt: Receipt, registry: Registry) -> str:
@@ -99,6 +101,7 @@ def _show(receipt: Receipt, registry: Registry) -> str:
     lines = [
         f"{receipt.id}: {receipt.outcome}, {MEANING[receipt.outcome]}",
         *(f"  because   {reason}" for reason in receipt.reasons),
+        *(f"  {line}" for line in tables.recall(receipt)),
         f"  served    {receipt.target.name} as {receipt.target.model}, {covers(receipt, registry)}",
         f"  workload  {receipt.workload.name}, seed {receipt.workload.seed}, {receipt.prompts.corpus}",
         f"  machine   {host.cpu or host.architecture}, {host.cores} cores{gpus} ({host.id[:8]})",
@@ -108,8 +111,6 @@ def _show(receipt: Receipt, registry: Registry) -> str:
     ]
     for point in receipt.points:
         lines += ["", *_point(point)]
-    for way, rate in receipt.recall.items():
-        lines.append(f"  recall, {way}: {rate.right} of {rate.asked} right ({rate.low:.0%} to {rate.high:.0%})")
     return "\n".join(map(_safe, lines))
 
 

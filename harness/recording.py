@@ -18,8 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from harness.raw import Raw, pack
+from harness.raw import Raw, pack, probe_line
+from harness.recall.scoring import Probe, rates_of
 from harness.receipt import (
+    Battery,
     Host,
     Outcome,
     Point,
@@ -79,7 +81,11 @@ class Recording:
     counts: dict[str, ServerCounts] = field(default_factory=dict)
     begun: dict[str, int] = field(default_factory=dict)
     recall: dict[str, Rate] = field(default_factory=dict)
+    battery: Battery | None = None
     _lines: list[bytes] = field(default_factory=list)
+    """requests of the workload"""
+    _probes: list[bytes] = field(default_factory=list)
+    """those of the battery"""
 
     def add_point(self, setup: Setup) -> None:
         """A load is about to begin; its samples come under its name.
@@ -103,6 +109,12 @@ class Recording:
         """What the server counted during the load `point`."""
         self.counts[point] = counts
 
+    def add_battery(self, battery: Battery, probes: Sequence[Probe]) -> None:
+        """What the recall battery said, and its answers."""
+        self.battery = replace(battery, findings=tuple(map(_printable, battery.findings)))
+        self.recall = rates(probes)
+        self._probes = [probe_line(probe) for probe in probes]
+
     def close(self, outcome: Outcome, reasons: Iterable[str], facts: Facts) -> Path:
         """Write samples and receipt.
 
@@ -114,7 +126,7 @@ class Recording:
         Raises:
             Failed: it cannot be written; nothing that was there has changed.
         """
-        packed = pack(b"".join(self._lines))
+        packed = pack(b"".join([*self._lines, *self._probes]))
         raws = [Raw.from_line(line) for line in self._lines]
         counted = points([(setup, self.counts.get(setup.name, ServerCounts())) for setup in self.setups], raws)
         found = [replace(point, sent=self.begun.get(point.setup.name, point.sent)) for point in counted]
@@ -134,6 +146,7 @@ class Recording:
             "resolved_sha256": facts.resolved_sha256,
             "points": [plain(point) for point in found],
             "recall": plain(self.recall),
+            "battery": plain(self.battery),
             "samples": plain(
                 Samples(
                     file=self.id + _SAMPLES,
@@ -193,6 +206,14 @@ def begin(folder: Path, subject: str, workload: str) -> Recording:
         why = f"samples and receipt of a run take up to {NEEDED_BYTES >> 20} MiB, and would be lost at its end"
         raise Refused(Finding(what, why, "free space there"))
     return Recording(folder, name)
+
+
+def rates(probes: Sequence[Probe]) -> dict[str, Rate]:
+    """What the answers to a battery say, by way."""
+    return {
+        name: Rate(right=group.right, asked=group.asked, low=group.low, high=group.high)
+        for name, group in rates_of(list(probes)).items()
+    }
 
 
 def judge(
