@@ -161,6 +161,7 @@ class _Run:
         prompts += sum(sample.prompt_tokens or 0 for sample in kept)
         cached += sum(sample.cached_tokens or 0 for sample in kept)
         self._tokens[step.point] = prompts, cached
+        self.recording.save()
         self.side.check()
         outcomes = {sample.outcome for sample in kept}
         if "void" in outcomes or ("failed" in outcomes and "ok" not in outcomes):

@@ -116,6 +116,17 @@ def read_probes(path: Path) -> list[Probe]:
         return [_probe(line) for line in _lines(read_bytes(path, LARGEST_BYTES)) if line.startswith(_PROBE)]
 
 
+def read_unfinished(path: Path) -> list[Raw]:
+    """The requests of the workload in a file that was not written to its end, as far as it goes.
+
+    Raises:
+        Unreadable: as of `read_samples`, but that the end may be missing.
+    """
+    packed = read_bytes(path, LARGEST_BYTES)
+    with _readable():
+        return [Raw.from_line(line) for line in _lines(packed, whole=False) if not line.startswith(_PROBE)]
+
+
 def probe_line(probe: Probe) -> bytes:
     """A request of the recall battery as a line."""
     return _PROBE + json.dumps(asdict(probe), separators=(",", ":")).encode() + b"}\n"
@@ -137,14 +148,21 @@ def _readable() -> Iterator[None]:
         raise Unreadable(f"the samples are damaged or cut off: {words}") from None
 
 
-def _lines(packed: bytes) -> Iterator[bytes]:
-    """Lines of the unpacked text, which is never held as a whole: a small file may unpack to any size."""
+def _lines(packed: bytes, whole: bool = True) -> Iterator[bytes]:
+    """Lines of the unpacked text, which is never held as a whole: a small file may unpack to any size.
+
+    Args:
+        packed: compressed.
+        whole: the end has to be there; else the lines are those that are.
+    """
     unpacker, left, rest, total = zlib.decompressobj(wbits=31), packed, b"", 0
     while not unpacker.eof:
         text = unpacker.decompress(left, 1 << 20)
         left = unpacker.unconsumed_tail
         total += len(text)
         if not text and not left and not unpacker.eof:
+            if not whole:
+                return
             raise ValueError("the end is missing")
         *lines, rest = (rest + text).split(b"\n")
         if total > LARGEST_TEXT or len(rest) > LONGEST_LINE:

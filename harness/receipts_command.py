@@ -52,7 +52,10 @@ def answer(registry: Registry, words: Sequence[str]) -> Answer:
 
 
 def _list(registry: Registry, folder: Path, names: Sequence[str]) -> Answer:
+    from harness import journal
+
     receipts, unusable = all_in(folder)
+    unfinished = journal.left(folder)
     wanted = {profile.id for name in names for profile in registry.candidates(name)}
     shown = [one for one in receipts if not wanted or (one.profile and one.profile.id in wanted)]
     data = {
@@ -77,11 +80,12 @@ def _list(registry: Registry, folder: Path, names: Sequence[str]) -> Answer:
             for one in shown
         ],
         "unusable": [{"file": one.name, "problem": one.problem} for one in unusable],
+        "unfinished": [{"file": one.name, "problem": one.problem} for one in unfinished],
     }
 
     def text() -> str:
         lines = [f"{one.id}  {one.outcome}  {one.target.name}  {one.workload.name}  {_best(one)}" for one in shown]
-        lines += [f"{one.name}  is no receipt: {one.problem}" for one in unusable]
+        lines += [f"{one.name}  is no receipt: {one.problem}" for one in (*unusable, *unfinished)]
         return "\n".join(map(_safe, lines)) or "no receipt yet: slimserve PROFILE --bench writes one"
 
     return data, text
