@@ -175,14 +175,16 @@ class Reader:
 
     def right(self, seen: str, question: str) -> str:
         """The right answer to `question` by what it has seen."""
-        codes = dict(re.findall(r"The code of the (\w+) is (\d{7})\.", seen))
         if slip := re.search(r'\{"slip": "(\d+)"\}', question):
             return f"The slip says {slip[1]}."
+        if known := next((answer for words, answer in COMMON.items() if words in question), ""):
+            return known
+        codes = dict(re.findall(r"The code of the (\w+) is (\d{7})\.", seen)) if "code" in question else {}
         if place := re.search(r"What is the code of the (\w+)\?|The code of the (\w+) is$", question):
             return codes.get(place[1] or place[2], "I do not know.")
         if code := re.search(r"Which place has the code (\d{7})\?", question):
             return f"the {next((place for place, each in codes.items() if each == code[1]), 'unknown')}"
-        return next((answer for words, answer in COMMON.items() if words in question), "OK.")
+        return "OK."
 
     def call(self, seen: str) -> tuple[str, dict[str, Any] | None]:
         codes = dict(re.findall(r"The code of the (\w+) is (\d{7})\.", seen))
