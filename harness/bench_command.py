@@ -78,7 +78,7 @@ def main(session: Session, profile: Profile, asked: Asked) -> int:
         chosen = [workload.load(asked.workload)]
     else:
         chosen = workload.defaults("cpu" if subject.platform.gpus is None else "gpu")
-    battery = recall_part.choose(asked.recall, subject)
+    battery = recall_part.choose(asked.recall, subject, launched=not asked.against)
     folder = session.registry.folder / "receipts"
     sides = against(session, asked)
     if not sides:

@@ -30,13 +30,14 @@ class Preset:
     settings: Settings
 
 
-def choose(name: str | None, subject: Subject) -> Preset | None:
+def choose(name: str | None, subject: Subject, launched: bool = True) -> Preset | None:
     """The battery for a profile.
 
     Args:
         name: one of NAMES; None: by the profile. A processor gets the battery for very small models, as it gets the
             smaller workloads, and a profile with dummy weights gets none.
         subject: the profile with its model and platform.
+        launched: it is asked itself. Of another server nobody knows how long its contexts are.
 
     Raises:
         UsageError: there is none of that name.
@@ -55,7 +56,7 @@ def choose(name: str | None, subject: Subject) -> Preset | None:
     if name is None:
         name = "small" if subject.platform.gpus is None or PRESETS["standard"].longest_tokens > longest else "standard"
     settings = PRESETS[name]
-    if settings.longest_tokens > longest:
+    if launched and settings.longest_tokens > longest:
         what = f"the {name} recall battery takes contexts of up to {settings.longest_tokens:,} tokens"
         why = f"{profile.id} takes {longest:,} (engine.max_model_len)"
         fitting = [one for one in PRESETS if PRESETS[one].longest_tokens <= longest]

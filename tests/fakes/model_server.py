@@ -38,7 +38,7 @@ SWITCHES: dict[str, Any] = {
     "pattern": None,  # tokens of each chunk in turn, such as [1, 4, 2]; instead of `pieces`
     "stop": None,  # the answer ends by itself with this many tokens, the last one without text
     "answer": "words",  # whose tokens: a key of ANSWERS
-    "reads": None,  # chats are answered by the reader beside this file, in that mode of its own
+    "reads": "",  # chats are answered by the reader beside this file: its mode, and its quirks
     "text": " word",  # of each token of the answer `words`
     "usage": {},  # what is added to the true counts, such as {"completion_tokens": -1}; null: no usage at all
     "cached": 0,  # prompt tokens that are said to have been cached
@@ -112,7 +112,8 @@ class Server:
         self.state = State()
         self.times: dict[str, list[float]] = {}
         self.met: Counter[str] = Counter()
-        self.reader = Reader(self.switches["reads"], 10**6, 1, ["no-logprobs"]) if self.switches["reads"] else None
+        mode, *quirks = self.switches["reads"].split() or [""]
+        self.reader = Reader(mode, 10**6, 1, quirks) if mode else None
 
     async def respond(self, out: Connection, method: str, path: str, headers: dict[str, str], raw: bytes) -> None:
         state = self.state

@@ -72,6 +72,17 @@ def test_a_fast_and_wrong_server_is_not_overlooked(tmp_path: Path, mode: str, sa
     assert done.stderr.splitlines()[-1].startswith(f"slimserve: recall fail, {server.url}: answers are proved wrong")
 
 
+def test_what_is_not_proved_is_said_and_breaks_nothing(tmp_path: Path) -> None:
+    with ModelServer(reads="honest no-cache") as server:
+        done, (receipt,) = have(tmp_path, server)
+    assert done.returncode == 0
+    assert receipt.outcome == "whole"
+    assert receipt.recall_verdict == "inconclusive"
+    assert "recall (small battery): INCONCLUSIVE" in done.stdout
+    assert "not one prompt token came from a cache" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith(f"slimserve: recall inconclusive, {server.url}: neither is proved")
+
+
 def test_each_of_two_servers_is_asked(tmp_path: Path) -> None:
     with ModelServer(reads="honest") as right, ModelServer(reads="repeats") as wrong:
         done, receipts = have(tmp_path, right, wrong)
@@ -148,6 +159,9 @@ def test_a_battery_that_cannot_be_asked_is_refused() -> None:
         "tiny-bf16-box takes 2,048 (engine.max_model_len)",
         "use --recall small or none",
     )
+    chosen = recall_part.choose("standard", tiny, launched=False)
+    assert chosen is not None
+    assert chosen.settings.tool_conversations == 0
     with pytest.raises(UsageError, match="--recall 'smal' is no battery") as wrong:
         recall_part.choose("smal", tiny)
     assert "did you mean small?" in wrong.value.findings[0].why
