@@ -102,6 +102,19 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path, request: pytes
     assert tree(tmp_path) == before
 
 
+def test_a_disk_that_fills_up_during_a_run_ends_it(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    make(tmp_path, "before")
+    before = tree(tmp_path)
+    fresh = Recording(tmp_path, "later")
+    measure(fresh, 3, Pace(), concurrency=32)
+    request.getfixturevalue("small_disk")
+    with pytest.raises(Failed, match=r"what was measured cannot be kept in .*: File too large"):
+        fresh.save()
+    left = tree(tmp_path)
+    assert len(left.pop("later.unfinished.gz")) == 4096
+    assert left == before
+
+
 def test_a_disk_that_is_full_is_found_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
