@@ -203,7 +203,7 @@ def test_the_command_measures_another_server(tmp_path: Path, loaded: Loaded) -> 
     assert done.returncode == 0, done.stderr
     assert "recall: not asked" in done.stdout
     (path,) = receipts.glob("2*.json")
-    assert {one.name for one in receipts.iterdir()} == {"schema.json", path.name, f"{path.stem}.samples.gz"}
+    assert {one.name for one in receipts.iterdir()} == {path.name, f"{path.stem}.samples.gz"}
     receipt = find(receipts, path.stem)
     assert (receipt.outcome, receipt.target.kind, receipt.target.model) == ("whole", "server", "fake")
     assert receipt.target.name == server.url
