@@ -216,6 +216,9 @@ def test_answers_that_are_wrong_are_said_wherever_a_receipt_is(registry: Path, t
     assert "recall (small battery): FAIL, answers are proved wrong" in text
     assert "cold: 1 of 40 right (0% to 13%)" in text
     assert "recall: not asked" in slimserve(copy, "--receipts", "show", "unasked").stdout
+    compared = slimserve(copy, "--receipts", "compare", "wrong", "right").stdout
+    assert "wrong: recall fail, answers are proved wrong" in compared
+    assert "right: recall" not in compared
     page = slimserve(copy, "--receipts", "report").stdout
     assert page.count('<b class="bad">recall fail</b>') == page.count("<details open>") == 1
     rows = tables.points(all_in(receipts)[0]).splitlines()
