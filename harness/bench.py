@@ -72,7 +72,7 @@ def bench(
     seed: int,
     folder: Path,
     stream: TextIO,
-    battery: recall_part.Preset | None = None,
+    recall: recall_part.Recall | None = None,
 ) -> list[Path]:
     """Measure, and write a receipt for each side.
 
@@ -84,7 +84,7 @@ def bench(
         seed: of what the workload draws.
         folder: of the receipts.
         stream: where the progress is shown.
-        battery: asked at the end of a run that went well; None: none is.
+        recall: the battery that ends a run that went well; None: there is none.
 
     Returns:
         The receipts' files, as many as sides, whatever became of the run.
@@ -112,9 +112,9 @@ def bench(
         outcome, reasons = "failed", [finding.what for finding in error.findings]
     finally:
         progress.close()
-    if battery is not None and outcome == "whole" and not reasons:
+    if recall is not None and outcome == "whole" and not reasons:
         for run in runs:
-            if not run.ask(battery, stream):
+            if not run.ask(recall):
                 break
     asked = WorkloadFacts(
         name=workload.id, sha256=loaded.sha256, seed=seed, scaled_down=workload.scaled_from is not None
@@ -186,13 +186,13 @@ class _Run:
         )
         client.run(driven)
 
-    def ask(self, battery: recall_part.Preset, stream: TextIO) -> bool:
+    def ask(self, recall: recall_part.Recall) -> bool:
         """Have the recall battery, and keep what it said.
 
         Returns:
             Whether the run goes on; not when it was interrupted.
         """
-        told, probes = recall_part.ask(battery, self.side.target, self.side.name, stream)
+        told, probes = recall.of(self.side.target, self.side.name)
         self.recording.add_battery(told, probes)
         return told.verdict != "aborted"
 

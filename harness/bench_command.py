@@ -51,7 +51,7 @@ class Asked:
         models: the name of the model on each of them.
         seed: of prompts and of all that is drawn.
         command: the command line itself.
-        recall: the battery that ends each run; None: the one for the profile.
+        recall: the battery that is asked; None: the one for the profile.
     """
 
     workload: str | None
@@ -78,7 +78,8 @@ def main(session: Session, profile: Profile, asked: Asked) -> int:
         chosen = [workload.load(asked.workload)]
     else:
         chosen = workload.defaults("cpu" if subject.platform.gpus is None else "gpu")
-    battery = recall_part.choose(asked.recall, subject, launched=not asked.against)
+    preset = recall_part.choose(asked.recall, subject, launched=not asked.against)
+    recall = None if preset is None else recall_part.Recall(preset, sys.stderr)
     folder = session.registry.folder / "receipts"
     sides = against(session, asked)
     if not sides:
@@ -95,7 +96,7 @@ def main(session: Session, profile: Profile, asked: Asked) -> int:
         for loaded in chosen:
             source = PromptSource(tokenizer, f"{asked.seed}/{loaded.workload.id}", form, loaded.workload.works)
             digits = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-            paths = bench(loaded, sides, source, digits, asked.seed, folder, sys.stderr, battery)
+            paths = bench(loaded, sides, source, digits, asked.seed, folder, sys.stderr, recall)
             fresh = [find(folder, str(path)) for path in paths]
             for receipt, path in zip(fresh, paths, strict=True):
                 print(table(receipt), flush=True)

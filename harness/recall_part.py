@@ -66,6 +66,25 @@ def choose(name: str | None, subject: Subject, launched: bool = True) -> Preset 
     return Preset(name, settings)
 
 
+class Recall:
+    """The battery of one command: each server is asked once, and every receipt of it says what came of that.
+
+    Args:
+        preset: the battery.
+        stream: where it is shown how it goes on.
+    """
+
+    def __init__(self, preset: Preset, stream: TextIO) -> None:
+        self._preset, self._stream = preset, stream
+        self._said: dict[Target, tuple[Battery, Sequence[Probe]]] = {}
+
+    def of(self, target: Target, name: str) -> tuple[Battery, Sequence[Probe]]:
+        """What a server's answers are worth; it is asked when it was not yet."""
+        if target not in self._said:
+            self._said[target] = ask(self._preset, target, name, self._stream)
+        return self._said[target]
+
+
 def ask(preset: Preset, target: Target, name: str, stream: TextIO) -> tuple[Battery, Sequence[Probe]]:
     """Ask a server everything, and say what became of it, whatever that was.
 

@@ -231,7 +231,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Battery:
-    """The recall battery that ended a run, and what it said of the answers; they are no part of the outcome."""
+    """The recall battery of a run, and what it said of the answers; they are no part of the outcome."""
 
     preset: Id
     """which of the batteries"""

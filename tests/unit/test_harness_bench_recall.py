@@ -118,11 +118,28 @@ def test_a_run_that_proves_nothing_is_not_asked(tmp_path: Path) -> None:
     loaded = written(tmp_path)
     source = PromptSource(save_tokenizer(tmp_path / "tokenizer.json"), 1, works=loaded.workload.works)
     with ModelServer(reads="honest", usage={"prompt_tokens": 5}) as server:
-        preset = recall_part.Preset("small", SMALL)
-        (path,) = bench(loaded, [side(server.url)], source, "4" * 64, 1, tmp_path, io.StringIO(), preset)
+        recall = recall_part.Recall(recall_part.Preset("small", SMALL), io.StringIO())
+        (path,) = bench(loaded, [side(server.url)], source, "4" * 64, 1, tmp_path, io.StringIO(), recall)
         assert "messages" not in server.state["last"]
     receipt = find(tmp_path, path.stem)
     assert (receipt.outcome, receipt.battery) == ("void", None)
+
+
+def test_a_server_is_asked_once_for_all_workloads(tmp_path: Path) -> None:
+    loaded = written(tmp_path)
+    tokenizer = save_tokenizer(tmp_path / "tokenizer.json")
+    recall = recall_part.Recall(recall_part.Preset("small", SMALL), io.StringIO())
+    with ModelServer(reads="honest") as server:
+        receipts = []
+        for seed in (1, 2):
+            source = PromptSource(tokenizer, seed, works=loaded.workload.works)
+            (path,) = bench(loaded, [side(server.url)], source, "4" * 64, seed, tmp_path, io.StringIO(), recall)
+            receipts.append(find(tmp_path, path.stem))
+        assert "messages" not in server.state["last"]
+    first, second = receipts
+    assert first.recall_verdict == "pass"
+    assert (second.battery, second.recall) == (first.battery, first.recall)
+    assert verify(second, tmp_path) == []
 
 
 def test_a_server_that_is_gone_leaves_it_open() -> None:
