@@ -12,7 +12,6 @@ from server_support import PROFILE, ROOT, environment_of
 
 from harness.raw import read_samples
 from harness.receipt import find
-from harness.verify import verify
 
 WORKLOAD = """\
 id: sessions
@@ -38,13 +37,23 @@ def test_a_launch_is_measured_and_leaves_a_receipt(tmp_path: Path, smollm2_folde
     (tmp_path / "sessions.yaml").write_text(WORKLOAD)
     before = {path.name for path in (registry / "receipts").glob("2*.json")}
     done = subprocess.run(
-        [sys.executable, "-m", "slimserve", PROFILE, "--bench", "--workload", str(tmp_path / "sessions.yaml")],
+        [
+            sys.executable,
+            "-m",
+            "slimserve",
+            PROFILE,
+            "--bench",
+            "--recall",
+            "none",
+            "--workload",
+            str(tmp_path / "sessions.yaml"),
+        ],
         env=environment_of(tmp_path, key=None) | {"SLIMSERVE_PROFILES": str(registry)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    assert done.returncode in (0, 1), done.stderr
+    assert done.returncode == 0, done.stderr
     (name,) = {path.name for path in (registry / "receipts").glob("2*.json")} - before
     receipt = find(registry / "receipts", name)
     assert (receipt.outcome, receipt.target.kind, receipt.workload.name) == ("whole", "profile", "sessions")
@@ -66,11 +75,5 @@ def test_a_launch_is_measured_and_leaves_a_receipt(tmp_path: Path, smollm2_folde
     assert point.server.cache_hits == point.cached_tokens == sum(turns.values())
     assert point.server.cache_queries == point.prompt_tokens == point.prompt_tokens_asked == 4 * (384 + 516 + 648)
     assert point.output_tokens == point.output_tokens_asked == 12 * 4
-    assert "stopped after" in done.stderr
-    # The battery goes through the door; what so small a model answers is chance, and is said whatever it is.
-    verdict = receipt.recall_verdict
-    assert verdict in ("pass", "fail", "inconclusive"), done.stdout
-    assert done.returncode == (verdict == "fail")
-    assert {way: rate.asked for way, rate in receipt.recall.items()} == {"cold": 36, "hit": 36, "known-answers": 20}
-    assert f"recall {verdict}" in done.stderr or verdict == "pass"
-    assert verify(receipt, registry / "receipts") == []
+    assert receipt.battery is None
+    assert "stopped after" in done.stderr.splitlines()[-1]
