@@ -2,7 +2,8 @@
 
 Every load of every round goes to each server before the next load begins, the order of the servers changing from round
 to round: the machine's moods then hit all of them. Whatever ends a run, what had come until then is kept in a receipt
-that says so.
+that says so. When all is measured, the recall battery asks each server whether it is also right, and the same receipt
+says so: who reads how fast it was is told.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from harness import client
+from harness import client, recall_part
 from harness.progress import Progress
 from harness.prompts import Form, PromptSource
 from harness.receipt import Outcome, PromptFacts, ServerCounts, Setup, WorkloadFacts
@@ -71,6 +72,7 @@ def bench(
     seed: int,
     folder: Path,
     stream: TextIO,
+    recall: recall_part.Recall | None = None,
 ) -> list[Path]:
     """Measure, and write a receipt for each side.
 
@@ -82,6 +84,7 @@ def bench(
         seed: of what the workload draws.
         folder: of the receipts.
         stream: where the progress is shown.
+        recall: the battery that ends a run that went well; None: there is none.
 
     Returns:
         The receipts' files, as many as sides, whatever became of the run.
@@ -109,6 +112,10 @@ def bench(
         outcome, reasons = "failed", [finding.what for finding in error.findings]
     finally:
         progress.close()
+    if recall is not None and outcome == "whole" and not reasons:
+        for run in runs:
+            if not run.ask(recall):
+                break
     asked = WorkloadFacts(
         name=workload.id, sha256=loaded.sha256, seed=seed, scaled_down=workload.scaled_from is not None
     )
@@ -154,6 +161,7 @@ class _Run:
         prompts += sum(sample.prompt_tokens or 0 for sample in kept)
         cached += sum(sample.cached_tokens or 0 for sample in kept)
         self._tokens[step.point] = prompts, cached
+        self.recording.save()
         self.side.check()
         outcomes = {sample.outcome for sample in kept}
         if "void" in outcomes or ("failed" in outcomes and "ok" not in outcomes):
@@ -177,6 +185,16 @@ class _Run:
             self.side.target, conversations, concurrency=concurrency, arrivals=arrivals_s, on_sample=record
         )
         client.run(driven)
+
+    def ask(self, recall: recall_part.Recall) -> bool:
+        """Have the recall battery, and keep what it said.
+
+        Returns:
+            Whether the run goes on; not when it was interrupted.
+        """
+        told, probes = recall.of(self.side.target, self.side.name)
+        self.recording.add_battery(told, probes)
+        return told.verdict != "aborted"
 
     def close(self, outcome: Outcome, reasons: Sequence[str], facts: Facts) -> Path:
         """Write the receipt."""

@@ -16,11 +16,11 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness import client, host, workload
+from harness import client, host, recall_part, tables, workload
 from harness.address import Address, NoAddress
 from harness.bench import Side, bench, form_for
 from harness.prompts import Form, PromptSource
-from harness.receipt import Point, PromptFacts, Quantiles, Receipt, Target, WorkloadFacts, find
+from harness.receipt import BATTERY_MEANING, Point, PromptFacts, Quantiles, Receipt, Target, WorkloadFacts, find
 from harness.recording import Facts, profile_facts, weights_facts, without_secrets
 from harness.workload import Loaded
 from slimserve import exposure, keys_command, run
@@ -32,6 +32,7 @@ from slimserve.profile import Profile
 from slimserve.session import Session
 from slimserve.shapes import ShapeError, build
 from slimserve.subject import Subject
+from slimserve.telling import say
 
 # The key of the servers that --against names: ours must not travel to them.
 AGAINST_KEY_VARIABLE = "SLIMSERVE_AGAINST_KEY"
@@ -50,6 +51,7 @@ class Asked:
         models: the name of the model on each of them.
         seed: of prompts and of all that is drawn.
         command: the command line itself.
+        recall: the battery that is asked; None: the one for the profile.
     """
 
     workload: str | None
@@ -57,16 +59,17 @@ class Asked:
     models: tuple[str, ...]
     seed: int
     command: tuple[str, ...]
+    recall: str | None = None
 
 
 def main(session: Session, profile: Profile, asked: Asked) -> int:
     """Measure, write receipts, print what came.
 
     Returns:
-        0 when every receipt is whole, else 1.
+        0 when every receipt is whole and no battery failed or was interrupted, else 1.
 
     Raises:
-        UsageError, RegistryError: there is no such workload, or its file is wrong.
+        UsageError, RegistryError: there is no such workload or battery, or its file is wrong.
         Refused: it cannot or must not run here.
         Failed: the engine did not become ready, or a receipt could not be written.
     """
@@ -75,11 +78,13 @@ def main(session: Session, profile: Profile, asked: Asked) -> int:
         chosen = [workload.load(asked.workload)]
     else:
         chosen = workload.defaults("cpu" if subject.platform.gpus is None else "gpu")
+    preset = recall_part.choose(asked.recall, subject, launched=not asked.against)
+    recall = None if preset is None else recall_part.Recall(preset, sys.stderr)
     folder = session.registry.folder / "receipts"
     sides = against(session, asked)
     if not sides:
         fit(chosen, subject)
-    whole = True
+    receipts: list[Receipt] = []
     with _stoppable(), contextlib.ExitStack() as stack:
         if not sides:
             sides = [stack.enter_context(launched(session, profile, asked.command))]
@@ -91,15 +96,19 @@ def main(session: Session, profile: Profile, asked: Asked) -> int:
         for loaded in chosen:
             source = PromptSource(tokenizer, f"{asked.seed}/{loaded.workload.id}", form, loaded.workload.works)
             digits = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-            paths = bench(loaded, sides, source, digits, asked.seed, folder, sys.stderr)
-            receipts = [find(folder, str(path)) for path in paths]
-            for receipt, path in zip(receipts, paths, strict=True):
+            paths = bench(loaded, sides, source, digits, asked.seed, folder, sys.stderr, recall)
+            fresh = [find(folder, str(path)) for path in paths]
+            for receipt, path in zip(fresh, paths, strict=True):
                 print(table(receipt), flush=True)
                 print(f"receipt: {path}", flush=True)
-            whole = whole and all(receipt.outcome == "whole" for receipt in receipts)
-            if any(receipt.outcome == "aborted" for receipt in receipts):
+            receipts += fresh
+            if any(receipt.outcome == "aborted" or receipt.recall_verdict == "aborted" for receipt in fresh):
                 break
-    return 0 if whole else 1
+    for receipt in receipts:
+        if (verdict := receipt.recall_verdict) not in (None, "pass"):
+            say(f"recall {verdict}, {receipt.target.name}: {BATTERY_MEANING[verdict]}")
+    good = all(receipt.outcome == "whole" and receipt.recall_verdict not in ("fail", "aborted") for receipt in receipts)
+    return 0 if good else 1
 
 
 def fit(chosen: Sequence[Loaded], subject: Subject) -> None:
@@ -254,6 +263,7 @@ def table(receipt: Receipt) -> str:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  " + "  ".join(cells))
     lines += [f"  {point.setup.name}: {note}" for point in receipt.points for note in point.notes]
+    lines += [f"  {line}" for line in tables.recall(receipt)]
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.raw import Raw, read_samples
-from harness.receipt import Point, Receipt
+from harness.receipt import BATTERY_MEANING, Point, Receipt
 from harness.stats import CONFIDENCE, Floats, Interval, interval, median, spread, widening
 from harness.summary import Wave, waves
 from slimserve.errors import Finding, Refused, UsageError
@@ -200,7 +200,12 @@ def _machine(receipt: Receipt) -> str:
 
 
 def _notes(a: Receipt, b: Receipt) -> list[str]:
-    """Facts beside the server itself that are not the same."""
+    """Answers that are not proved right, and facts beside the server itself that are not the same."""
+    wrong = [
+        f"{one.id}: recall {one.battery.verdict}, {BATTERY_MEANING[one.battery.verdict]}"
+        for one in (a, b)
+        if one.battery is not None and one.battery.verdict != "pass"
+    ]
     pairs = {
         "commit": (a.commit, b.commit),
         "GPU driver": (a.host.driver, b.host.driver),
@@ -213,7 +218,8 @@ def _notes(a: Receipt, b: Receipt) -> list[str]:
     if a.profile and b.profile and a.profile.id == b.profile.id:
         keys = sorted({*a.profile.settings, *b.profile.settings})
         pairs |= {key: (a.profile.settings.get(key), b.profile.settings.get(key)) for key in keys}
-    return [f"{name}: {_said(one)}, then {_said(other)}" for name, (one, other) in pairs.items() if one != other]
+    differing = [f"{name}: {_said(one)}, then {_said(other)}" for name, (one, other) in pairs.items() if one != other]
+    return [*wrong, *differing]
 
 
 def _short(digest: str | None) -> str | None:

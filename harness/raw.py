@@ -1,15 +1,20 @@
-"""Raw samples as lines of a compressed file: what was asked and what came, one request a line."""
+"""Raw samples as lines of a compressed file: what was asked and what came, one request a line.
+
+Behind the requests of the workload come those of the recall battery, in a form of their own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.recall.scoring import Probe
 from harness.sample import Job, Sample
 from slimserve.receipt_file import Unreadable, read_bytes
 
@@ -19,6 +24,7 @@ LARGEST_TEXT = 2 << 30
 LONGEST_LINE = 64 << 20
 # Times are kept to the microsecond, below which neither client nor clock can tell anything.
 _DIGITS = 6
+_PROBE = b'{"probe":'
 
 
 @dataclass(frozen=True)
@@ -90,27 +96,73 @@ class Raw:
 
 
 def read_samples(path: Path) -> tuple[bytes, list[Raw]]:
-    """The compressed bytes, and the samples in them.
+    """The compressed bytes, and the requests of the workload that are in them.
 
     Raises:
         Unreadable: the file is not there, no plain file, too large, cut off, or holds something else.
     """
     packed = read_bytes(path, LARGEST_BYTES)
+    with _readable():
+        return packed, [Raw.from_line(line) for line in _lines(packed) if not line.startswith(_PROBE)]
+
+
+def read_probes(path: Path) -> list[Probe]:
+    """The requests of the recall battery.
+
+    Raises:
+        Unreadable: as of `read_samples`.
+    """
+    with _readable():
+        return [_probe(line) for line in _lines(read_bytes(path, LARGEST_BYTES)) if line.startswith(_PROBE)]
+
+
+def read_unfinished(path: Path) -> list[Raw]:
+    """The requests of the workload in a file that was not written to its end, as far as it goes.
+
+    Raises:
+        Unreadable: as of `read_samples`, but that the end may be missing.
+    """
+    packed = read_bytes(path, LARGEST_BYTES)
+    with _readable():
+        return [Raw.from_line(line) for line in _lines(packed, whole=False) if not line.startswith(_PROBE)]
+
+
+def probe_line(probe: Probe) -> bytes:
+    """A request of the recall battery as a line."""
+    return _PROBE + json.dumps(asdict(probe), separators=(",", ":")).encode() + b"}\n"
+
+
+def _probe(line: bytes) -> Probe:
     try:
-        return packed, [Raw.from_line(line) for line in _lines(packed)]
+        return Probe(**json.loads(line)["probe"])
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"a line is no answer of a battery: {error}") from None
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
     except (ValueError, EOFError, OSError, zlib.error) as error:
         words = " ".join(str(error).split())[:120]
         raise Unreadable(f"the samples are damaged or cut off: {words}") from None
 
 
-def _lines(packed: bytes) -> Iterator[bytes]:
-    """Lines of the unpacked text, which is never held as a whole: a small file may unpack to any size."""
+def _lines(packed: bytes, whole: bool = True) -> Iterator[bytes]:
+    """Lines of the unpacked text, which is never held as a whole: a small file may unpack to any size.
+
+    Args:
+        packed: compressed.
+        whole: the end has to be there; else the lines are those that are.
+    """
     unpacker, left, rest, total = zlib.decompressobj(wbits=31), packed, b"", 0
     while not unpacker.eof:
         text = unpacker.decompress(left, 1 << 20)
         left = unpacker.unconsumed_tail
         total += len(text)
         if not text and not left and not unpacker.eof:
+            if not whole:
+                return
             raise ValueError("the end is missing")
         *lines, rest = (rest + text).split(b"\n")
         if total > LARGEST_TEXT or len(rest) > LONGEST_LINE:

@@ -30,6 +30,13 @@ MEANING: dict[str, str] = {
     "failed": "the server broke off or was not there",
     "aborted": "it was interrupted, and holds what had come until then",
 }
+BatteryVerdict = Literal["pass", "fail", "inconclusive", "aborted"]
+BATTERY_MEANING: dict[str, str] = {
+    "pass": "every way of asking was answered right often enough",
+    "fail": "answers are proved wrong: what was measured was fast, and not right",
+    "inconclusive": "neither is proved, or the server could not be asked to the end",
+    "aborted": "it was interrupted, and nothing is concluded from a part",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +230,23 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Battery:
+    """The recall battery of a run, and what it said of the answers; they are no part of the outcome."""
+
+    preset: Id
+    """which of the batteries"""
+    seed: Number
+    """of its markers"""
+    verdict: BatteryVerdict
+    findings: tuple[Text, ...]
+    """what kept it from passing"""
+
+    def __post_init__(self) -> None:
+        if (self.verdict == "pass") != (not self.findings):
+            raise ValueError("a battery that did not pass says why, and one that did has no findings")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Samples:
     """The raw samples, in a file beside the receipt."""
 
@@ -262,6 +286,8 @@ class Receipt:
     points: tuple[Point, ...]
     recall: dict[Id, Rate] = field(default_factory=dict)
     """right answers of the recall battery, by way: cold, on a hit, after eviction"""
+    battery: Battery | None = None
+    """None where none was asked"""
     samples: Samples
     sha256: Sha256
     """of everything else here"""
@@ -274,6 +300,11 @@ class Receipt:
         names = [point.setup.name for point in self.points]
         if len(set(names)) != len(names):
             raise ValueError("two points have one name")
+
+    @property
+    def recall_verdict(self) -> BatteryVerdict | None:
+        """Of the recall battery; None where none was asked."""
+        return None if self.battery is None else self.battery.verdict
 
     def point(self, name: str) -> Point | None:
         """The point of that name."""

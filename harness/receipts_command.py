@@ -52,7 +52,10 @@ def answer(registry: Registry, words: Sequence[str]) -> Answer:
 
 
 def _list(registry: Registry, folder: Path, names: Sequence[str]) -> Answer:
+    from harness import journal
+
     receipts, unusable = all_in(folder)
+    unfinished = journal.left(folder)
     wanted = {profile.id for name in names for profile in registry.candidates(name)}
     shown = [one for one in receipts if not wanted or (one.profile and one.profile.id in wanted)]
     data = {
@@ -61,6 +64,7 @@ def _list(registry: Registry, folder: Path, names: Sequence[str]) -> Answer:
                 "id": one.id,
                 "written": one.written,
                 "outcome": one.outcome,
+                "recall": one.recall_verdict,
                 "target": one.target.name,
                 "workload": one.workload.name,
                 "commit": one.commit,
@@ -76,11 +80,12 @@ def _list(registry: Registry, folder: Path, names: Sequence[str]) -> Answer:
             for one in shown
         ],
         "unusable": [{"file": one.name, "problem": one.problem} for one in unusable],
+        "unfinished": [{"file": one.name, "problem": one.problem} for one in unfinished],
     }
 
     def text() -> str:
         lines = [f"{one.id}  {one.outcome}  {one.target.name}  {one.workload.name}  {_best(one)}" for one in shown]
-        lines += [f"{one.name}  is no receipt: {one.problem}" for one in unusable]
+        lines += [f"{one.name}  is no receipt: {one.problem}" for one in (*unusable, *unfinished)]
         return "\n".join(map(_safe, lines)) or "no receipt yet: slimserve PROFILE --bench writes one"
 
     return data, text
@@ -88,7 +93,8 @@ def _list(registry: Registry, folder: Path, names: Sequence[str]) -> Answer:
 
 def _best(receipt: Receipt) -> str:
     rates = [point.output_tokens_per_s for point in receipt.points if point.output_tokens_per_s is not None]
-    return f"up to {tables.amount(max(rates))} tokens/s" if rates else "no numbers"
+    fastest = f"up to {tables.amount(max(rates))} tokens/s" if rates else "no numbers"
+    return f"{fastest}  recall {tables.verdict(receipt)}" if receipt.battery else fastest
 
 
 def _show(receipt: Receipt, registry: Registry) -> str:
@@ -99,6 +105,7 @@ def _show(receipt: Receipt, registry: Registry) -> str:
     lines = [
         f"{receipt.id}: {receipt.outcome}, {MEANING[receipt.outcome]}",
         *(f"  because   {reason}" for reason in receipt.reasons),
+        *(f"  {line}" for line in tables.recall(receipt)),
         f"  served    {receipt.target.name} as {receipt.target.model}, {covers(receipt, registry)}",
         f"  workload  {receipt.workload.name}, seed {receipt.workload.seed}, {receipt.prompts.corpus}",
         f"  machine   {host.cpu or host.architecture}, {host.cores} cores{gpus} ({host.id[:8]})",
@@ -108,8 +115,6 @@ def _show(receipt: Receipt, registry: Registry) -> str:
     ]
     for point in receipt.points:
         lines += ["", *_point(point)]
-    for way, rate in receipt.recall.items():
-        lines.append(f"  recall, {way}: {rate.right} of {rate.asked} right ({rate.low:.0%} to {rate.high:.0%})")
     return "\n".join(map(_safe, lines))
 
 

@@ -1,7 +1,8 @@
 """Writing a receipt: append-only, whole or not at all, and never over anything that is there.
 
 The raw samples lie beside it under the same name, and come first: a receipt that is there has its samples. Both are
-written under a hidden name and then linked to their own, which fails where that is taken.
+written under a hidden name and then linked to their own, which fails where that is taken. Until then a journal has what
+was measured (`harness.journal`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from harness.raw import Raw, pack
+from harness import journal
+from harness.raw import Raw, pack, probe_line
+from harness.recall.scoring import Probe, rates_of
 from harness.receipt import (
+    Battery,
     Host,
     Outcome,
     Point,
@@ -79,7 +83,14 @@ class Recording:
     counts: dict[str, ServerCounts] = field(default_factory=dict)
     begun: dict[str, int] = field(default_factory=dict)
     recall: dict[str, Rate] = field(default_factory=dict)
+    battery: Battery | None = None
     _lines: list[bytes] = field(default_factory=list)
+    """requests of the workload"""
+    _probes: list[bytes] = field(default_factory=list)
+    """those of the battery"""
+    _saved: int = 0
+    """lines that the journal has"""
+    _journal: journal.Journal | None = None
 
     def add_point(self, setup: Setup) -> None:
         """A load is about to begin; its samples come under its name.
@@ -103,6 +114,30 @@ class Recording:
         """What the server counted during the load `point`."""
         self.counts[point] = counts
 
+    def add_battery(self, battery: Battery, probes: Sequence[Probe]) -> None:
+        """What the recall battery said, and its answers."""
+        self.battery = replace(battery, findings=tuple(map(_printable, battery.findings)))
+        self.recall = rates(probes)
+        self._probes = [probe_line(probe) for probe in probes]
+
+    def save(self) -> None:
+        """Put what came onto the disk, for the case that nobody gets to write the receipt.
+
+        Raises:
+            Failed: it cannot be written.
+        """
+        try:
+            if self._journal is None:
+                self._journal = journal.Journal(self.folder / (self.id + journal.SUFFIX))
+            self._journal.write(b"".join(self._lines[self._saved :]))
+        except OSError as error:
+            what = f"what was measured cannot be kept in {self.folder}: {error.strerror}"
+            why = "a run that nobody can look at later proves nothing"
+            raise Failed(
+                Finding(what, why, "free space there, or make the folder writable, and measure again")
+            ) from None
+        self._saved = len(self._lines)
+
     def close(self, outcome: Outcome, reasons: Iterable[str], facts: Facts) -> Path:
         """Write samples and receipt.
 
@@ -114,7 +149,7 @@ class Recording:
         Raises:
             Failed: it cannot be written; nothing that was there has changed.
         """
-        packed = pack(b"".join(self._lines))
+        packed = pack(b"".join([*self._lines, *self._probes]))
         raws = [Raw.from_line(line) for line in self._lines]
         counted = points([(setup, self.counts.get(setup.name, ServerCounts())) for setup in self.setups], raws)
         found = [replace(point, sent=self.begun.get(point.setup.name, point.sent)) for point in counted]
@@ -134,6 +169,7 @@ class Recording:
             "resolved_sha256": facts.resolved_sha256,
             "points": [plain(point) for point in found],
             "recall": plain(self.recall),
+            "battery": plain(self.battery),
             "samples": plain(
                 Samples(
                     file=self.id + _SAMPLES,
@@ -158,11 +194,19 @@ class Recording:
             raise Failed(
                 Finding(
                     f"the receipt {receipt} cannot be written: {error.strerror}",
-                    "the samples of this run are lost; receipts that were there are untouched",
+                    f"{self._left()}; receipts that were there are untouched",
                     "free space there, or make the folder writable, and measure again",
                 )
             ) from None
+        if self._journal is not None:
+            self._journal.remove()
         return receipt
+
+    def _left(self) -> str:
+        """What is left of a run without a receipt, in words."""
+        if self._journal is None:
+            return "the samples of this run are lost"
+        return f"{self._journal.path.name} has what was measured"
 
 
 def begin(folder: Path, subject: str, workload: str) -> Recording:
@@ -193,6 +237,14 @@ def begin(folder: Path, subject: str, workload: str) -> Recording:
         why = f"samples and receipt of a run take up to {NEEDED_BYTES >> 20} MiB, and would be lost at its end"
         raise Refused(Finding(what, why, "free space there"))
     return Recording(folder, name)
+
+
+def rates(probes: Sequence[Probe]) -> dict[str, Rate]:
+    """What the answers to a battery say, by way."""
+    return {
+        name: Rate(right=group.right, asked=group.asked, low=group.low, high=group.high)
+        for name, group in rates_of(list(probes)).items()
+    }
 
 
 def judge(

@@ -162,6 +162,7 @@ def _facts(receipt: Receipt) -> str:
     facts = {
         "outcome": f"{receipt.outcome}: {MEANING[receipt.outcome]}",
         **({"why": "; ".join(receipt.reasons)} if receipt.reasons else {}),
+        "right answers": "; ".join(line.strip() for line in tables.recall(receipt)),
         "command": " ".join(receipt.command),
         "commit": receipt.commit,
         "when": receipt.written,
@@ -172,16 +173,17 @@ def _facts(receipt: Receipt) -> str:
         "prompts": f"{receipt.prompts.corpus}; seed {receipt.workload.seed}; {receipt.prompts.sha256}",
         "resolved configuration": receipt.resolved_sha256 or "not known",
         "samples": f"{receipt.samples.count} in {receipt.samples.file}",
-        **{f"recall, {way}": f"{rate.right} of {rate.asked} ({rate.low:.0%} to {rate.high:.0%})"
-           for way, rate in receipt.recall.items()},
     }  # fmt: skip
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    mark = "" if receipt.outcome == "whole" else " open"
+    mark = " open" if _warning(receipt) else ""
     return f"<details{mark}><summary>{escape(receipt.id)}</summary><dl>{rows}</dl></details>\n"
 
 
 def _warning(receipt: Receipt) -> str:
-    return "" if receipt.outcome == "whole" else f' <b class="bad">{receipt.outcome}</b>'
+    """What must not be overlooked: numbers that are not to be used, and answers that are not proved right."""
+    words: list[str] = [] if receipt.outcome == "whole" else [receipt.outcome]
+    words += [] if receipt.recall_verdict in (None, "pass") else [f"recall {receipt.recall_verdict}"]
+    return f' <b class="bad">{", ".join(words)}</b>' if words else ""
 
 
 def _short(point: Point) -> str:

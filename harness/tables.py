@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from harness.receipt import Point, Quantiles, Receipt, all_in
+from harness.receipt import BATTERY_MEANING, Point, Quantiles, Receipt, all_in
 from slimserve.registry import Registry
 
 
@@ -22,6 +22,7 @@ def points(receipts: Iterable[Receipt]) -> str:
             middle(point.tpot_ms),
             share(hits(point)),
             share(point.noise.get("throughput")),
+            verdict(receipt),
             f"`{receipt.id}`",
         )
         for receipt in receipts
@@ -37,6 +38,7 @@ def points(receipts: Iterable[Receipt]) -> str:
         "ms a token, p50 (p99)",
         "from cache",
         "noise",
+        "recall",
         "receipt",
     )
     return table(head, rows) if rows else "No receipt yet."
@@ -67,6 +69,25 @@ def load(point: Point) -> str:
     if point.setup.concurrency is not None:
         return f"{point.setup.concurrency} at once"
     return f"{amount(point.setup.rate_per_s)} a second"
+
+
+def verdict(receipt: Receipt) -> str:
+    """What the recall battery said, in a word; a dash where none was asked."""
+    return receipt.recall_verdict or "-"
+
+
+def recall(receipt: Receipt) -> list[str]:
+    """What the recall battery said, as lines: the verdict, the rates, what kept it from passing."""
+    battery = receipt.battery
+    if battery is None:
+        return ["recall: not asked"]
+    shown = battery.verdict if battery.verdict == "pass" else battery.verdict.upper()
+    first = f"recall ({battery.preset} battery): {shown}, {BATTERY_MEANING[battery.verdict]}"
+    rates = [
+        f"{way}: {rate.right} of {rate.asked} right ({rate.low:.0%} to {rate.high:.0%})"
+        for way, rate in receipt.recall.items()
+    ]
+    return [first, *(f"  {line}" for line in (*rates, *battery.findings))]
 
 
 def hits(point: Point) -> float | None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.compare import samples_of
-from harness.raw import Raw
+from harness.raw import Raw, read_probes
 from harness.receipt import Receipt
-from harness.recording import mismatches, unaccounted
+from harness.recording import mismatches, rates, unaccounted
 from harness.summary import points
 from slimserve.errors import Finding, UsageError
+from slimserve.receipt_file import Unreadable
 from slimserve.registry import Registry
 from slimserve.shapes import plain
 
@@ -34,7 +35,12 @@ def verify(receipt: Receipt, folder: Path) -> list[Finding]:
         return list(error.findings)
     return [
         Finding(what, why, "do not use it; measure again", where)
-        for what, why in (*_samples(receipt, raws), *_numbers(receipt, raws), *_counts(receipt, raws))
+        for what, why in (
+            *_samples(receipt, raws),
+            *_numbers(receipt, raws),
+            *_counts(receipt, raws),
+            *_rates(receipt, folder / receipt.samples.file),
+        )
     ]
 
 
@@ -78,6 +84,22 @@ def _counts(receipt: Receipt, raws: list[Raw]) -> Iterator[tuple[str, str]]:
             yield f"{point.setup.name}: {unaccounted(point)}", "it is called whole"
     for what in mismatches([raw for raw in raws if raw.measured]):
         yield what, "it is called whole"
+
+
+def _rates(receipt: Receipt, samples: Path) -> Iterator[tuple[str, str]]:
+    """Rates of the recall battery that do not follow from its answers."""
+    try:
+        drawn = plain(rates(read_probes(samples)))
+    except Unreadable as error:
+        yield "the answers to the recall battery cannot be used", str(error)
+        return
+    stated = plain(receipt.recall)
+    for way in sorted({*stated, *drawn}):
+        if not _same(stated.get(way), drawn.get(way)):
+            yield (
+                f"recall, {way}: it is not what the samples say",
+                f"it states {stated.get(way)}, they {drawn.get(way)}",
+            )
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -56,6 +56,7 @@ FITS = {
     "against": ("bench",),
     "model": ("bench",),
     "seed": ("bench",),
+    "recall": ("bench",),
     "on": ("plan", "list", "doctor"),
     "machine": ("plan", "list", "doctor"),
     "set": ("plan",),
@@ -119,6 +120,7 @@ def parser() -> argparse.ArgumentParser:
     )
     measured.add_argument("--model", action="append", metavar="NAME", help="the model's name there (one for each)")
     measured.add_argument("--seed", type=_seed, metavar="N", help="of prompts and sampling (default 1)")
+    measured.add_argument("--recall", metavar="BATTERY", help="small, standard or none (default: by the platform)")
     place = result.add_argument_group("where")
     place.add_argument("--port", type=_port, metavar="N", help=f"TCP port of the endpoint (default {DEFAULT_PORT})")
     place.add_argument("--host", metavar="ADDRESS", help="address to listen on (default 127.0.0.1; others take a key)")
@@ -337,7 +339,8 @@ def _bench(args: argparse.Namespace, session: Session, profile: Profile) -> int:
 
     against, models = tuple(args.against or ()), tuple(args.model or ())
     seed = 1 if args.seed is None else args.seed
-    asked = bench_command.Asked(args.workload, against, models, seed, ("slimserve", *args.words))
+    command = ("slimserve", *args.words)
+    asked = bench_command.Asked(args.workload, against, models, seed, command, args.recall)
     return bench_command.main(session, profile, asked)
 
 

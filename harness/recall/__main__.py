@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 from harness.recall.battery import run_battery
-from harness.recall.scoring import Probe
+from harness.recall.dots import Dots
 from harness.recall.settings import PRESETS, Settings
 from slimserve.client_faults import Endpoint
 from slimserve.errors import Finding, SlimserveError, UsageError
@@ -24,14 +23,17 @@ from slimserve.errors import Finding, SlimserveError, UsageError
 def main(argv: list[str] | None = None) -> int:
     """Run the command with these arguments, the process's own by default, and return its exit status."""
     args = _parser().parse_args(argv)
+    dots = Dots(sys.stderr)
     try:
-        report = run_battery(_endpoint(args), _settings(args), seed=args.seed, on_probe=_Progress())
+        report = run_battery(_endpoint(args), _settings(args), seed=args.seed, on_probe=dots)
     except SlimserveError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stopped; nothing is concluded from half a battery", file=sys.stderr)
         return 130
+    finally:
+        dots.close()
     print(json.dumps(report.to_json(), indent=1) if args.json else report.table())
     return 0 if report.verdict == "pass" else 1
 
@@ -105,20 +107,6 @@ def _endpoint(args: argparse.Namespace) -> Endpoint:
                 f"the key file cannot be read: {fault}", "the key is its first line", "name a file that holds a key"
             )
         ) from fault
-
-
-class _Progress:
-    """One letter for each answer on a terminal: a dot for a right one, an x for another."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-        self._lock = threading.Lock()
-
-    def __call__(self, probe: Probe) -> None:
-        if self._shown:
-            with self._lock:
-                sys.stderr.write("." if probe.outcome == "right" else "x")
-                sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -89,6 +89,7 @@ class _Battery:
         self.notes: list[str] = []
         self.codes: set[str] = set()
         """every marker of this battery"""
+        self.over = False
         self.logprobs = True
         self.tokens_per_word = 1.0
 
@@ -97,8 +98,12 @@ class _Battery:
         self._calibrate()
         runs = self._build()
         with ThreadPoolExecutor(self.settings.concurrency) as pool:
-            for _ in pool.map(self._live, runs):
-                pass
+            try:
+                for _ in pool.map(self._live, runs):
+                    pass
+            except BaseException:  # a Ctrl-C too: nobody waits for the questions that have not been asked
+                self.over = True
+                raise
         for run in (run for pair in runs for run in pair):
             self._again(run)
         greedy_holds = self._open_questions() if self.settings.greedy else None
@@ -153,6 +158,8 @@ class _Battery:
     def _live(self, pair: tuple[_Run, _Run]) -> None:
         for turn in range(pair[0].shape.turns):
             for run in pair:
+                if self.over:
+                    return
                 path: Path = "cold" if turn == 0 and run is pair[0] else "hit"
                 answer = self._ask(run, run.conversation.messages(turn))
                 self._record(run, turn, path, answer)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.recall.identity import Comparison
-from harness.recall.scoring import Probe, Verdict, groups_of, judge_rate, tokens_of, wilson
+from harness.recall.scoring import Probe, Verdict, groups_of, judge_rate, rates_of, tokens_of, wilson
 
 SCHEMA = "recall/1"
 COLD_SHARE = 0.05
@@ -120,14 +120,8 @@ class Report:
                 "verdict": judge_rate(right, len(recall), self.settings["floor"]),
             },
             "rates": {
-                group.name.removeprefix("path ").replace(" ", "-"): {
-                    "right": group.right,
-                    "asked": group.asked,
-                    "low": group.low,
-                    "high": group.high,
-                }
-                for group in groups_of(self.probes, self.settings["floor"])
-                if group.required
+                name: {"right": group.right, "asked": group.asked, "low": group.low, "high": group.high}
+                for name, group in rates_of(self.probes).items()
             },
             "groups": [asdict(group) for group in groups_of(self.probes, self.settings["floor"])],
             "outcomes": dict(sorted(Counter(probe.outcome for probe in self.probes).items())),

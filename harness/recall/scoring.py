@@ -169,6 +169,12 @@ def groups_of(probes: list[Probe], floor: float) -> list[Group]:
     return result
 
 
+def rates_of(probes: list[Probe]) -> dict[str, Group]:
+    """The groups that have to pass, by the names that a receipt gives them; no floor is in their numbers."""
+    named = {group.name.removeprefix("path ").replace(" ", "-"): group for group in groups_of(probes, 0.5)}
+    return {name: group for name, group in named.items() if group.required}
+
+
 def _by(probes: Iterable[Probe], floor: float, required: bool, name_of: Callable[[Probe], str | None]) -> list[Group]:
     counts: dict[str, list[bool]] = {}
     for probe in probes:

@@ -8,6 +8,12 @@ from typing import Any
 from harness.recall.conversation import Shape
 from harness.recall.identity import TOLERANCE
 
+# A document is as long as it was asked for, and up to a sentence more; words are not all as long as those counted.
+LONGER = 1.2
+# Of one turn: question, note and template.
+QUESTION_TOKENS = 100
+TOOL_ANSWERS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -42,6 +48,14 @@ class Settings:
     floor: float = 0.6
     previous_ceiling: float = 0.02
     tolerance: float = TOLERANCE
+
+    @property
+    def longest_tokens(self) -> int:
+        """That a conversation may take, its answers included; with all of them at their longest."""
+        turns = [(shape.context_tokens, shape.turns + 1) for shape in self.shapes]
+        if self.tool_conversations:
+            turns.append((self.tool_context_tokens, TOOL_ANSWERS))
+        return max(round(context * LONGER) + count * (self.max_tokens + QUESTION_TOKENS) for context, count in turns)
 
     def to_json(self) -> dict[str, Any]:
         """As a receipt carries them."""

@@ -37,7 +37,17 @@ def test_a_launch_is_measured_and_leaves_a_receipt(tmp_path: Path, smollm2_folde
     (tmp_path / "sessions.yaml").write_text(WORKLOAD)
     before = {path.name for path in (registry / "receipts").glob("2*.json")}
     done = subprocess.run(
-        [sys.executable, "-m", "slimserve", PROFILE, "--bench", "--workload", str(tmp_path / "sessions.yaml")],
+        [
+            sys.executable,
+            "-m",
+            "slimserve",
+            PROFILE,
+            "--bench",
+            "--recall",
+            "none",
+            "--workload",
+            str(tmp_path / "sessions.yaml"),
+        ],
         env=environment_of(tmp_path, key=None) | {"SLIMSERVE_PROFILES": str(registry)},
         cwd=tmp_path,
         capture_output=True,
@@ -65,4 +75,5 @@ def test_a_launch_is_measured_and_leaves_a_receipt(tmp_path: Path, smollm2_folde
     assert point.server.cache_hits == point.cached_tokens == sum(turns.values())
     assert point.server.cache_queries == point.prompt_tokens == point.prompt_tokens_asked == 4 * (384 + 516 + 648)
     assert point.output_tokens == point.output_tokens_asked == 12 * 4
+    assert receipt.battery is None
     assert "stopped after" in done.stderr.splitlines()[-1]

@@ -25,6 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from reader import Reader
+
 SWITCHES: dict[str, Any] = {
     "interval": 0.0,  # seconds between chunks
     "delay": 0.0,  # seconds before the first chunk, after the head
@@ -36,6 +38,7 @@ SWITCHES: dict[str, Any] = {
     "pattern": None,  # tokens of each chunk in turn, such as [1, 4, 2]; instead of `pieces`
     "stop": None,  # the answer ends by itself with this many tokens, the last one without text
     "answer": "words",  # whose tokens: a key of ANSWERS
+    "reads": "",  # chats are answered by the reader beside this file: its mode, and its quirks
     "text": " word",  # of each token of the answer `words`
     "usage": {},  # what is added to the true counts, such as {"completion_tokens": -1}; null: no usage at all
     "cached": 0,  # prompt tokens that are said to have been cached
@@ -109,6 +112,8 @@ class Server:
         self.state = State()
         self.times: dict[str, list[float]] = {}
         self.met: Counter[str] = Counter()
+        mode, *quirks = self.switches["reads"].split() or [""]
+        self.reader = Reader(mode, 10**6, 1, quirks) if mode else None
 
     async def respond(self, out: Connection, method: str, path: str, headers: dict[str, str], raw: bytes) -> None:
         state = self.state
@@ -153,10 +158,13 @@ class Server:
             out.close()
             raise Broken
         state = self.state
-        state.prompt_tokens += asked.prompt_tokens
-        state.cached_tokens += fake["cached"]
         count = fake["stop"] or asked.body.get("max_tokens") or asked.body.get("max_completion_tokens") or 16
         tokens = [] if fake["empty"] else ANSWERS[fake["answer"]](asked, count)
+        if asked.chat and self.reader:
+            read = self.reader.answer(asked.body)
+            tokens, fake["cached"] = [read["text"]], read["cached"]
+        state.prompt_tokens += asked.prompt_tokens
+        state.cached_tokens += fake["cached"]
         if fake["stop"]:
             tokens[-1] = ""
         finish = "length" if len(tokens) == count and not fake["stop"] else "stop"

@@ -123,6 +123,19 @@ class Reader:
         self.random = random.Random(seed)
         self.memory: dict[str, str] = {}
 
+    def events(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The answer as the events of a stream."""
+        result = self.answer(body)
+        events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in self.deltas(result)]
+        if body.get("logprobs") and events and (text := result["text"]) and self.mode != "thought":
+            self.add_logprobs(events, text, result["seen"])
+        events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish(result)}]})
+        if "no-usage" not in self.quirks:
+            details = {"cached_tokens": result["cached"]}
+            usage = {"prompt_tokens": result["prompt"], "completion_tokens": 1, "prompt_tokens_details": details}
+            events.append({"choices": [], "usage": usage})
+        return events
+
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """What it says (`text`), calls, and has cached of the prompt."""
         prompt = "".join(f"<{message['role']}>{said(message)}\n" for message in body["messages"])
@@ -162,14 +175,16 @@ class Reader:
 
     def right(self, seen: str, question: str) -> str:
         """The right answer to `question` by what it has seen."""
-        codes = dict(re.findall(r"The code of the (\w+) is (\d{7})\.", seen))
         if slip := re.search(r'\{"slip": "(\d+)"\}', question):
             return f"The slip says {slip[1]}."
+        if known := next((answer for words, answer in COMMON.items() if words in question), ""):
+            return known
+        codes = dict(re.findall(r"The code of the (\w+) is (\d{7})\.", seen)) if "code" in question else {}
         if place := re.search(r"What is the code of the (\w+)\?|The code of the (\w+) is$", question):
             return codes.get(place[1] or place[2], "I do not know.")
         if code := re.search(r"Which place has the code (\d{7})\?", question):
             return f"the {next((place for place, each in codes.items() if each == code[1]), 'unknown')}"
-        return next((answer for words, answer in COMMON.items() if words in question), "OK.")
+        return "OK."
 
     def call(self, seen: str) -> tuple[str, dict[str, Any] | None]:
         codes = dict(re.findall(r"The code of the (\w+) is (\d{7})\.", seen))
@@ -183,6 +198,29 @@ class Reader:
         if self.mode == "calls-as-prose":
             return f"<tool_call>open_locker({arguments})</tool_call>", None
         return "", {"name": "open_locker", "arguments": arguments}
+
+    def deltas(self, result: dict[str, Any]) -> list[dict[str, Any]]:
+        if result["call"]:
+            name, arguments = result["call"]["name"], result["call"]["arguments"]
+            begin = {"index": 0, "id": "call-1", "type": "function", "function": {"name": name, "arguments": ""}}
+            rest = {"index": 0, "function": {"arguments": arguments}}
+            return [{"tool_calls": [begin]}, {"tool_calls": [rest]}]
+        field = "reasoning" if self.mode == "thought" else "content"
+        return [{field: piece} for piece in split(result["text"])]
+
+    def add_logprobs(self, events: list[dict[str, Any]], text: str, seen: str) -> None:
+        """The same for the same that was seen, but for the last digits: those of the first token and of the rest."""
+        digest = hashlib.sha256(seen.encode()).digest()
+        jitter = self.random.uniform(-0.02, 0.02)
+        # Whichever opening was drawn, each was as likely as it is.
+        bare = next((text.removeprefix(each) for each in OPENINGS if text.startswith(each)), text)
+        openings = dict(zip((*OPENINGS, split(bare)[0]), digest, strict=False))
+        first = {token: -1.5 + byte / 256 + jitter for token, byte in openings.items()}
+        for event, piece in zip(events, split(text), strict=True):
+            top, first = first or {piece: -0.01 + jitter / 2}, {}
+            listed = [{"token": token, "logprob": logprob} for token, logprob in top.items()]
+            content = [{"token": piece, "logprob": top[piece], "top_logprobs": listed}]
+            event["choices"][0]["logprobs"] = {"content": content}
 
 
 def said(message: dict[str, Any]) -> str:
@@ -207,43 +245,12 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("logprobs") and "no-logprobs" in self.reader.quirks:
             self.refuse(400, "logprobs are not supported")
             return
-        result = self.reader.answer(body)
+        events = self.reader.events(body)
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
-        events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in self.deltas(result)]
-        if body.get("logprobs") and events and (text := result["text"]) and self.reader.mode != "thought":
-            self.add_logprobs(events, text, result["seen"])
-        events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish(result)}]})
-        if "no-usage" not in self.reader.quirks:
-            details = {"cached_tokens": result["cached"]}
-            usage = {"prompt_tokens": result["prompt"], "completion_tokens": 1, "prompt_tokens_details": details}
-            events.append({"choices": [], "usage": usage})
         self.wfile.write(b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events))
         self.wfile.write(b"data: [DONE]\n\n")
-
-    def deltas(self, result: dict[str, Any]) -> list[dict[str, Any]]:
-        if result["call"]:
-            name, arguments = result["call"]["name"], result["call"]["arguments"]
-            begin = {"index": 0, "id": "call-1", "type": "function", "function": {"name": name, "arguments": ""}}
-            rest = {"index": 0, "function": {"arguments": arguments}}
-            return [{"tool_calls": [begin]}, {"tool_calls": [rest]}]
-        field = "reasoning" if self.reader.mode == "thought" else "content"
-        return [{field: piece} for piece in split(result["text"])]
-
-    def add_logprobs(self, events: list[dict[str, Any]], text: str, seen: str) -> None:
-        """The same for the same that was seen, but for the last digits: those of the first token and of the rest."""
-        digest = hashlib.sha256(seen.encode()).digest()
-        jitter = self.reader.random.uniform(-0.02, 0.02)
-        # Whichever opening was drawn, each was as likely as it is.
-        bare = next((text.removeprefix(each) for each in OPENINGS if text.startswith(each)), text)
-        openings = dict(zip((*OPENINGS, split(bare)[0]), digest, strict=False))
-        first = {token: -1.5 + byte / 256 + jitter for token, byte in openings.items()}
-        for event, piece in zip(events, split(text), strict=True):
-            top, first = first or {piece: -0.01 + jitter / 2}, {}
-            listed = [{"token": token, "logprob": logprob} for token, logprob in top.items()]
-            content = [{"token": piece, "logprob": top[piece], "top_logprobs": listed}]
-            event["choices"][0]["logprobs"] = {"content": content}
 
     def refuse(self, status: int, words: str) -> None:
         body = json.dumps({"error": {"message": words, "code": status}}).encode()

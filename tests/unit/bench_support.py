@@ -1,7 +1,10 @@
-"""A tokenizer whose arithmetic is plain, a small workload, and sides that are the fake server."""
+"""A tokenizer whose arithmetic is plain, a small workload, sides that are the fake server, and the command."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,11 @@ from harness.bench import Side
 from harness.receipt import PromptFacts, WorkloadFacts
 from harness.recording import Facts
 from harness.workload import Loaded
+from slimserve import weights
+from slimserve.engine.variables import OWNED
+from slimserve.registry_files import load_registry
 
+REGISTRY = Path(__file__).parents[1] / "registry"
 WORKLOAD = """\
 id: tiny
 title: A tiny one
@@ -55,3 +62,16 @@ def side(url: str, name: str = "fake") -> Side:
 
     root = url.removesuffix("/v1")
     return Side(name, client.Target(url, "fake"), facts, lambda: get_text(f"{root}/metrics", None), lambda: None, 8)
+
+
+def command(tmp_path: Path, *words: str) -> tuple[list[str], dict[str, str], Path]:
+    """The command for a copy of a registry whose one small profile has a tokenizer, and the folder of its receipts."""
+    copy = tmp_path / "registry"
+    shutil.copytree(REGISTRY, copy)
+    registry = load_registry(copy, OWNED)
+    checkpoint = registry.models["tiny"].checkpoints["bf16"]
+    folder = weights.folder(tmp_path / "cache", "tiny", "bf16", checkpoint)
+    folder.mkdir(parents=True)
+    save_tokenizer(folder / "tokenizer.json")
+    environment = {**os.environ, "SLIMSERVE_PROFILES": str(copy), "SLIMSERVE_CACHE": str(tmp_path / "cache")}
+    return [sys.executable, "-m", "slimserve", "tiny", "--bench", *words], environment, copy / "receipts"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_support import save_tokenizer, side, written
+from bench_support import command, save_tokenizer, side, written
 from harness_support import ModelServer
 from waiting import until
 
@@ -195,28 +193,17 @@ def test_nothing_is_asked_where_no_receipt_could_be_kept(tmp_path: Path, loaded:
         assert server.state["requests"] == 0
 
 
-def command(tmp_path: Path, *words: str) -> tuple[list[str], dict[str, str], Path]:
-    """The command for a copy of a registry whose one small profile has a tokenizer, and the folder of its receipts."""
-    copy = tmp_path / "registry"
-    shutil.copytree(REGISTRY, copy)
-    registry = load_registry(copy, OWNED)
-    from slimserve import weights
-
-    checkpoint = registry.models["tiny"].checkpoints["bf16"]
-    folder = weights.folder(tmp_path / "cache", "tiny", "bf16", checkpoint)
-    folder.mkdir(parents=True)
-    save_tokenizer(folder / "tokenizer.json")
-    environment = {**os.environ, "SLIMSERVE_PROFILES": str(copy), "SLIMSERVE_CACHE": str(tmp_path / "cache")}
-    return [sys.executable, "-m", "slimserve", "tiny", "--bench", *words], environment, copy / "receipts"
-
-
 def test_the_command_measures_another_server(tmp_path: Path, loaded: Loaded) -> None:
     with ModelServer() as server:
         against = ("--against", server.url, "--model", "fake")
-        argv, environment, receipts = command(tmp_path, "--workload", str(tmp_path / "tiny.yaml"), *against)
+        words = ("--workload", str(tmp_path / "tiny.yaml"), "--recall", "none", *against)
+        argv, environment, receipts = command(tmp_path, *words)
         done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert "messages" not in server.state["last"]
     assert done.returncode == 0, done.stderr
+    assert "recall: not asked" in done.stdout
     (path,) = receipts.glob("2*.json")
+    assert {one.name for one in receipts.iterdir()} == {path.name, f"{path.stem}.samples.gz"}
     receipt = find(receipts, path.stem)
     assert (receipt.outcome, receipt.target.kind, receipt.target.model) == ("whole", "server", "fake")
     assert receipt.target.name == server.url

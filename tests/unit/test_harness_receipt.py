@@ -102,6 +102,19 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path, request: pytes
     assert tree(tmp_path) == before
 
 
+def test_a_disk_that_fills_up_during_a_run_ends_it(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    make(tmp_path, "before")
+    before = tree(tmp_path)
+    fresh = Recording(tmp_path, "later")
+    measure(fresh, 3, Pace(), concurrency=32)
+    request.getfixturevalue("small_disk")
+    with pytest.raises(Failed, match=r"what was measured cannot be kept in .*: File too large"):
+        fresh.save()
+    left = tree(tmp_path)
+    assert len(left.pop("later.unfinished.gz")) == 4096
+    assert left == before
+
+
 def test_a_disk_that_is_full_is_found_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,11 +283,11 @@ def test_samples_of_another_run_are_not_taken(tmp_path: Path) -> None:
         (b"", "there is no such file"),
         (b"\x1f\x8b", "damaged or cut off"),
         (b"no gzip", "damaged or cut off"),
-        (gzip.compress(b"[]\n"), "a line is no sample"),
-        (gzip.compress(b'{"point": 1}\n'), "a line is no sample"),
-        (gzip.compress(b"[" * 100_000 + b"\n"), "damaged or cut off"),
-        (gzip.compress(bytes(80 << 20)), "unpack to more than a run can have"),
-        (gzip.compress(b"") + b"more", "something follows the last line"),
+        (gzip.compress(b"[]\n", mtime=0), "a line is no sample"),
+        (gzip.compress(b'{"point": 1}\n', mtime=0), "a line is no sample"),
+        (gzip.compress(b"[" * 100_000 + b"\n", mtime=0), "damaged or cut off"),
+        (gzip.compress(bytes(80 << 20), mtime=0), "unpack to more than a run can have"),
+        (gzip.compress(b"", mtime=0) + b"more", "something follows the last line"),
     ],
 )
 def test_samples_that_are_none(tmp_path: Path, content: bytes, says: str) -> None:

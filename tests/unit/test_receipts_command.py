@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from receipts_support import FACTS, Pace, facts_of, make
+from receipts_support import FACTS, Pace, facts_of, make, measure, rewrite
 
 from harness import charts, tables
-from harness.receipt import Rate, Receipt, ServerCounts, Setup, all_in
+from harness.recall.scoring import Outcome, Probe
+from harness.receipt import Battery, BatteryVerdict, Rate, Receipt, ServerCounts, Setup, all_in
 from harness.recording import Recording
 from harness.report import STYLE
 from harness.report import html as report
@@ -173,6 +174,7 @@ def test_a_report_does_not_flood_a_terminal(registry: Path) -> None:
 def test_what_a_receipt_says_is_text_and_never_markup(tmp_path: Path) -> None:
     def fill(recording: Recording) -> None:
         recording.recall["cold"] = Rate(right=9, asked=10, low=0.6, high=0.98)
+        recording.battery = Battery(preset="small", seed=1, verdict="fail", findings=(HOSTILE,))
         recording.add_point(Setup(name="c1", concurrency=1))
 
     facts = replace(FACTS, command=(HOSTILE,), target=replace(FACTS.target, name=HOSTILE, model=HOSTILE))
@@ -182,6 +184,49 @@ def test_what_a_receipt_says_is_text_and_never_markup(tmp_path: Path) -> None:
     assert Page(text).open == []
     assert "&lt;script&gt;" in text
     assert "9 of 10" in text
+
+
+def test_answers_that_are_wrong_are_said_wherever_a_receipt_is(registry: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "profiles"
+    shutil.copytree(registry, copy, ignore=shutil.ignore_patterns("receipts"))
+
+    def fill(recording: Recording, right: int) -> None:
+        measure(recording, 1, Pace())
+        outcomes: list[Outcome] = ["right" if number < right else "repeats" for number in range(40)]
+        probes = [
+            Probe("own-0a", "code", "cold", "own", 90, 0.5, False, 0, "1234567", outcome, "", 120, 0)
+            for outcome in outcomes
+        ]
+        findings = () if right == 40 else ("path cold: 1 of 40 right",)
+        verdict: BatteryVerdict = "fail" if findings else "pass"
+        recording.add_battery(Battery(preset="small", seed=1, verdict=verdict, findings=findings), probes)
+
+    receipts = copy / "receipts"
+    wrong = make(receipts, "wrong", fill=lambda recording: fill(recording, 1))
+    make(receipts, "right", fill=lambda recording: fill(recording, 40))
+    make(receipts, "unasked")
+    assert wrong.outcome == "whole"
+    lines = {line.split()[0]: line for line in slimserve(copy, "--receipts").stdout.splitlines()}
+    assert lines["wrong"].endswith("tokens/s  recall fail")
+    assert lines["right"].endswith("tokens/s  recall pass")
+    assert "recall" not in lines["unasked"]
+    data = json.loads(slimserve(copy, "--receipts", "--json").stdout)
+    assert {one["id"]: one["recall"] for one in data["receipts"]} == {"wrong": "fail", "right": "pass", "unasked": None}
+    text = slimserve(copy, "--receipts", "show", "wrong").stdout
+    assert "recall (small battery): FAIL, answers are proved wrong" in text
+    assert "cold: 1 of 40 right (0% to 13%)" in text
+    assert "recall: not asked" in slimserve(copy, "--receipts", "show", "unasked").stdout
+    compared = slimserve(copy, "--receipts", "compare", "wrong", "right").stdout
+    assert "wrong: recall fail, answers are proved wrong" in compared
+    assert "right: recall" not in compared
+    page = slimserve(copy, "--receipts", "report").stdout
+    assert page.count('<b class="bad">recall fail</b>') == page.count("<details open>") == 1
+    rows = tables.points(all_in(receipts)[0]).splitlines()
+    assert sorted(row.split(" | ")[-2] for row in rows[2:]) == ["-", "fail", "pass"]
+    assert verify(wrong, receipts) == []
+    rewrite(receipts / "wrong.json", recall={"cold": {"right": 39, "asked": 40, "low": 0.9, "high": 1.0}})
+    result = slimserve(copy, "--receipts", "verify", "wrong")
+    assert (result.returncode, "recall, cold: it is not what the samples say" in result.stderr) == (1, True)
 
 
 def test_a_report_of_nothing_is_refused(registry: Path, tmp_path: Path) -> None:

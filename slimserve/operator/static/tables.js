@@ -57,13 +57,13 @@ export function receipts(data, list) {
     return;
   }
   const table = make("table", undefined, "plain"), head = make("tr"), body = make("tbody");
-  for (const name of ["Receipt", "Workload", "Outcome", "Tokens/s", "Commit", "When"]) head.append(Object.assign(make("th", name), { scope: "col" }));
+  for (const name of ["Receipt", "Workload", "Outcome", "Recall", "Tokens/s", "Commit", "When"]) head.append(Object.assign(make("th", name), { scope: "col" }));
   for (const receipt of data.receipts) {
     const row = make("tr"), file = make("td");
     file.append(make("code", receipt.file));
     if (receipt.problem) file.append(make("span", receipt.problem, "evidence"));
     const rates = (receipt.points ?? []).map((point) => point.output_tokens_per_s).filter((rate) => typeof rate === "number");
-    const cells = [receipt.workload?.name, receipt.outcome, rates.length ? Math.max(...rates).toFixed(1) : null, receipt.commit, receipt.written];
+    const cells = [receipt.workload?.name, receipt.outcome, receipt.battery?.verdict, rates.length ? Math.max(...rates).toFixed(1) : null, receipt.commit, receipt.written];
     row.append(file, ...cells.map((value) => make("td", value === undefined || value === null ? DASH : shown(value))));
     body.append(row);
   }
