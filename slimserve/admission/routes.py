@@ -123,7 +123,7 @@ TABLE: Mapping[tuple[str, str], Route] = MappingProxyType(_table())
 def no_such_route(method: str, path: str) -> Rejected:
     """What a request is told for which there is no row, or a closed one."""
     methods = sorted(known for (known, at), route in TABLE.items() if at == path and route.access is not Access.CLOSED)
-    if not methods:
+    if not methods or method in methods:
         return Rejected(404, f"there is no route {path[:80]!a} here, or it is closed", code="no_such_route")
     allowed = ", ".join(methods)
     return Rejected(405, f"{path} takes {allowed}", code="method_not_allowed", headers={"Allow": allowed})

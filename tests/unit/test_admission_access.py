@@ -160,7 +160,7 @@ def test_without_keys_a_page_that_was_not_named_gets_nothing() -> None:  # C9
         assert status == 403
         assert json.loads(body)["error"]["code"] == "origin_not_allowed"
         assert not [name for name in headers if name.startswith(b"access-control")]
-    assert door.ask("OPTIONS", "/v1/models", [(b"origin", b"http://evil.example")])[0] == 404
+    assert door.ask("OPTIONS", "/v1/models", [(b"origin", b"http://evil.example")])[0] == 405
     assert not door.engine.seen
     assert door.ask("GET", "/v1/models")[0] == 200
 

@@ -203,7 +203,8 @@ def test_a_failure_of_the_engine_at_a_grammar_is_the_request_s(door: Door) -> No
     answer = door.ask(grammar, status=500)
     assert (answer.status, answer.json["error"]["param"]) == (400, "response_format")
     answer = door.ask(grammar, status=500, words="EngineCore encountered an issue. See stack trace (above)")
-    assert (answer.status, answer.json["error"]["code"]) == (500, "engine_error")
+    assert (answer.status, answer.json["error"]["code"]) == (503, "engine_died")
+    assert int(answer.headers["retry-after"]) > 0
     answer = door.ask(status=500)
     assert (answer.status, answer.json["error"]["code"]) == (500, "engine_error")
     assert "as told" not in answer.json["error"]["message"]
@@ -214,9 +215,9 @@ def test_an_error_in_a_stream_gets_our_form(door: Door) -> None:
     for path in ("/v1/chat/completions", "/v1/messages"):
         raw = door.ask({"stream": True}, path=path, fail=1, words=inside).body
         assert b"EngineCore" not in raw
-        event = next(line for line in raw.split(b"\n") if line.startswith(b"data: ") and b"its log says why" in line)
+        event = next(line for line in raw.split(b"\n") if line.startswith(b"data: ") and b"the engine died" in line)
         error = json.loads(event.removeprefix(b"data: "))
-        assert error["error"]["type"] == ("api_error" if path == "/v1/messages" else "server_error")
+        assert error["error"]["type"] == ("overloaded_error" if path == "/v1/messages" else "server_error")
         assert raw.endswith(b"data: [DONE]\n\n")
         assert raw.count(b"word") == 1
     refused = door.ask({"stream": True, "response_format": {"type": "json_object"}}, fail=0, words="Internal").body
@@ -480,7 +481,7 @@ def test_browsers_may_come_from_listed_origins_only(make: MakeDoor) -> None:
 
 def test_cors_is_off_unless_origins_are_listed(door: Door) -> None:
     headers = {"Origin": "https://good.example", "Access-Control-Request-Method": "POST"}
-    assert door.ask(method="OPTIONS", headers=headers).status == 404
+    assert door.ask(method="OPTIONS", headers=headers).status == 405
     assert not [name for name in door.ask(headers=headers).headers if name.startswith("access-control")]
 
 
