@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -15,7 +16,7 @@ from slimserve.engine import command, door, ports
 from slimserve.engine.control import Control
 from slimserve.engine.record import control_path
 from slimserve.engine.supervisor import Launch, Supervisor
-from slimserve.errors import Finding, Refused, UsageError, raise_if_any
+from slimserve.errors import Finding, Refused, SlimserveError, UsageError, raise_if_any
 from slimserve.plan import Plan, disk
 from slimserve.profile import Profile
 from slimserve.session import Session
@@ -160,18 +161,26 @@ def launch(
         from slimserve.operator.source import Source
         from slimserve.show import plan_json
 
+        shown = replace(built, rows=(*built.rows, *command.reach_rows(planned.reach)))
         source = Source(
             url=supervisor.base_url,
             reach=planned.reach,
             log_path=supervisor.log_path,
             receipts_folder=session.registry.folder / "receipts",
-            plan=plan_json(plan, replace(built, rows=(*built.rows, *command.reach_rows(planned.reach)))),
+            plan=lambda: plan_json(_as_it_is(session, plan), shown),
             status=lambda: supervisor.board.status,
             metrics=Control(planned.control).metrics,
             doctor=lambda: _doctor(session),
         )
         supervisor.show(source, page_port)
     return supervisor
+
+
+def _as_it_is(session: Session, plan: Plan) -> Plan:
+    """The plan with what the disk holds by now: weights were fetched since, and may be gone again."""
+    with contextlib.suppress(SlimserveError):  # what cannot be looked at is shown as it was
+        plan = replace(plan, weights=session.weights(plan.subject))
+    return plan
 
 
 def _judge(

@@ -90,7 +90,7 @@ class _Pages:
         return JSONResponse(self._feed.history.to_json())
 
     async def profile(self, request: Request) -> Response:
-        return JSONResponse(self._source.plan)
+        return JSONResponse(await asyncio.to_thread(self._source.plan))
 
     async def log(self, request: Request) -> Response:
         try:
@@ -109,7 +109,7 @@ class _Pages:
         return JSONResponse(self._doctor)
 
     async def receipts(self, request: Request) -> Response:
-        profile = self._source.plan["profile"]
+        profile = (await asyncio.to_thread(self._source.plan))["profile"]
         found = await asyncio.to_thread(receipts.recent, self._source.receipts_folder, profile)
         return JSONResponse({"profile": profile, "receipts": found})
 

@@ -36,7 +36,7 @@ class Source:
     reach: Reach
     log_path: Path
     receipts_folder: Path
-    plan: Mapping[str, Any]
+    plan: Callable[[], Mapping[str, Any]]
     status: Callable[[], Status]
     metrics: Callable[[], str | None]
     doctor: Callable[[], Sequence[Finding]]

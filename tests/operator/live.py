@@ -123,7 +123,7 @@ class Live:
             reach=self.reach,
             log_path=self.log_path,
             receipts_folder=self.receipts_folder,
-            plan=self.plan,
+            plan=lambda: self.plan,
             status=lambda: self.current,
             metrics=lambda: self.metrics(),
             doctor=lambda: self.doctor(),

@@ -137,7 +137,18 @@ def test_the_page_shows_what_the_door_is_told(session: Session, tmp_path: Path) 
     supervisor = run.launch(named, profile, "127.0.0.1", 8999, ("https://chat.example.org",), page_port=None)
     source, port = supervisor._page or pytest.fail("no page")
     assert port is None
-    values = {row["key"]: row["value"] for row in source.plan["settings"]}
+    values = {row["key"]: row["value"] for row in source.plan()["settings"]}
     assert values["door.origins"] == source.reach.to_json()["origins"] == ["https://chat.example.org"]
     assert (values["door.listens"], values["door.asks_for_key"]) == ("127.0.0.1:8999", False)
     assert values["admission.max_in_flight"] == profile.admission.max_in_flight.value
+
+
+def test_the_page_s_plan_says_what_the_disk_holds_by_now(session: Session) -> None:
+    plan = session.plan(session.registry.default)
+    assert run._as_it_is(session, plan) == plan
+    assert plan.weights.ready
+    for path in plan.weights.folder.iterdir():
+        path.unlink()
+    now = run._as_it_is(session, plan)
+    assert (now.weights.ready, now.weights.needed_bytes > 0) == (False, True)
+    assert replace(now, weights=plan.weights) == plan
