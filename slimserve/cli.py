@@ -353,11 +353,17 @@ def _list(args: argparse.Namespace, session: Session) -> int:
 
 
 def _plan(args: argparse.Namespace, session: Session, profile: Profile) -> int:
-    from slimserve import paths, show
+    from slimserve import paths, show, show_room
     from slimserve.engine import command, door
     from slimserve.engine.record import control_path
+    from slimserve.plan import NoRoom
 
-    plan, changes = session.what_if(profile, args.set) if args.set else (session.plan(profile), ())
+    try:
+        plan, changes = session.what_if(profile, args.set) if args.set else (session.plan(profile), ())
+    except NoRoom as refused:
+        if not args.json:  # by how much it does not fit is what is asked
+            print("\n".join(show_room.room_lines(refused.room)), flush=True)
+        raise
     # The folder of a run is named by its start; keys, origins and the listening socket come with a launch.
     control = control_path(paths.runs_folder(session.environment) / profile.id)
     admission = door.configure(plan, control=control)

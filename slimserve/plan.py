@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slimserve import preflight
-from slimserve.errors import Finding, Refused, SlimserveError, raise_if_any
+from slimserve.errors import Finding, Refused, SlimserveError
 from slimserve.machine import Cpu, Disk, Gpu, Machine, Memory, gib
 from slimserve.planner import cards, fitting, host, requirements
 from slimserve.planner.budget import Budget
@@ -66,6 +66,14 @@ class Plan:
     weights: WeightsOnDisk
     room: Room
     notes: tuple[str, ...]
+
+
+class NoRoom(Refused):
+    """A profile that does not fit, and how it fills its machine all the same."""
+
+    def __init__(self, room: Room, *findings: Finding) -> None:
+        super().__init__(*findings)
+        self.room = room
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,8 @@ def make_plan(subject: Subject, machine: Machine, weights: WeightsOnDisk, advice
         The plan.
 
     Raises:
-        Refused: with every reason that can be known before anything is downloaded or started.
+        Refused: with every reason that can be known before anything is downloaded or started; `NoRoom`, where that
+            could be reckoned.
     """
     refusals: list[Finding] = []
     gpus: tuple[Gpu, ...] | None = ()
@@ -147,12 +156,13 @@ def make_plan(subject: Subject, machine: Machine, weights: WeightsOnDisk, advice
         refusals += _memory(rank, machine, gpus, advice)
     except SlimserveError as error:  # a geometry that contradicts itself speaks against this profile alone
         refusals += error.findings
-    raise_if_any(Refused, refusals)
-    if rank is None or gpus is None:
-        raise AssertionError("unreachable: each of them comes with a refusal")
+    if rank is None or gpus is None or not fitting.has_room(rank, rank.sizes):
+        raise Refused(*refusals)
     budget, host_budget = rank.budget(rank.sizes), host.host_budget(rank, machine)
     memory = (budget, host_budget) if budget else (host_budget,)
     room = Room(rank, memory, capacity(rank, rank.sizes))
+    if refusals:
+        raise NoRoom(room, *refusals)
     slow = [f"{concern.what}; {concern.why}" for concern in preflight.warnings(machine, gpus)]
     notes = (*_notes(subject, gpus), *host.notes(rank, machine, host_budget), *slow)
     return Plan(subject, machine, gpus, weights, room, notes)

@@ -69,7 +69,7 @@ def plan_text(
         f"  status    {profile.status}",
         *(f"  what if   {one.key} = {json.dumps(one.after)}, the profile: {json.dumps(one.before)}" for one in changes),
         "",
-        *room_lines(plan),
+        *room_lines(plan.room),
         "",
         *_launch_lines(command, nodes),
         "",

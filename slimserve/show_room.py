@@ -6,26 +6,29 @@ import textwrap
 from collections.abc import Iterator
 
 from slimserve.machine import GIB
-from slimserve.plan import Plan
+from slimserve.plan import Room
 from slimserve.planner.budget import Budget
+from slimserve.planner.fitting import capture_size
 
 _WIDTH = 110
 
 
-def room_lines(plan: Plan) -> Iterator[str]:
+def room_lines(room: Room) -> Iterator[str]:
     """The part of a plan that speaks of memory."""
-    for budget in plan.room.memory:
+    for budget in room.memory:
         yield from _budget(budget)
         yield ""
     yield "cache"
-    for name, words in _capacity(plan):
+    for name, words in _capacity(room):
         yield f"  {name:<20} {words}"
-    largest = plan.room.largest
+    largest = room.largest
     if largest:
         yield ""
         yield "largest value of each setting that memory limits, the others as they are"
         for key, value in largest.items():
-            yield f"  {key} = {value:g}" if isinstance(value, float) else f"  {key} = {value}"
+            size = capture_size(room.rank, value) if key == "engine.max_num_seqs" else None
+            needs = "" if size is None else f", with {size} among the cudagraph_capture_sizes"
+            yield f"  {key} = {value:g}" if isinstance(value, float) else f"  {key} = {value}{needs}"
 
 
 def _budget(budget: Budget) -> Iterator[str]:
@@ -37,10 +40,11 @@ def _budget(budget: Budget) -> Iterator[str]:
     yield f"  {'together':<20} {budget.total_bytes:>17,} B {budget.total_bytes / GIB:>9.3f} GiB"
 
 
-def _capacity(plan: Plan) -> Iterator[tuple[str, str]]:
+def _capacity(room: Room) -> Iterator[tuple[str, str]]:
     """What the cache holds, by name."""
-    held, engine = plan.room.capacity, plan.subject.profile.engine
+    held, engine = room.capacity, room.rank.subject.profile.engine
     slots = engine.max_num_seqs.value
+    spare = held.slots - slots
     yield "block", f"{held.block_tokens:,} tokens, {held.slab_bytes:,} B over all layers"
     yield "pool", f"{held.pool_blocks:,} blocks; {held.pool_tokens:,} tokens as the engine's log counts them"
     yield (
@@ -50,8 +54,8 @@ def _capacity(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     yield (
         "slots",
-        f"{held.slots} of {slots} needed, {held.slots - slots} to spare; {held.slots_between} while none is at a block "
-        "boundary",
+        f"{held.slots} of {slots} needed, {f'{spare} to spare' if spare >= 0 else f'{-spare} short'}; "
+        f"{held.slots_between} while none is at a block boundary",
     )
     yield "longest requests", f"{held.full_slots} of {engine.max_model_len.value:,} tokens"
     if held.cached_prefix_tokens:

@@ -84,7 +84,7 @@ def problems(rank: Rank) -> Iterator[Problem]:
         yield Problem(
             _engine("max_num_seqs"),
             f"engine.max_num_seqs = {sizes.max_num_seqs} does not fit: {held.slots} requests of "
-            f"{held.slot_context_tokens:,} tokens do",
+            f"{held.slot_context_tokens:,} tokens do, {sizes.max_num_seqs - held.slots} short",
             f"each takes up to {held.slot_blocks} blocks, {held.limiting_blocks} of them for its {held.limiting} "
             f"groups, and the pool has {held.pool_blocks}; {held.slots_between} fit while none is at a block boundary: "
             f"{_arithmetic(rank, sizes)}",
@@ -186,13 +186,29 @@ def _remedies(rank: Rank, check: Check) -> str:
     for name, key in KEYS.items():
         value, now = found.get(key), getattr(sizes, name)
         if name != "gpu_memory_utilization" and value is not None and value < now:
-            words.append(f"{key} of at most {value}")
+            words.append(f"{key} of at most {value}{_capture(rank, name, value)}")
     share = shares(rank) or shares(rank, check)
     if share is not None and not share[0] <= sizes.gpu_memory_utilization <= share[1]:
         words.append(f"engine.gpu_memory_utilization from {share[0]:g} to {share[1]:g}")
     if rank.card_bytes is None:
         words.append("a larger engine.kv_cache_memory_bytes")
     return "use " + " or ".join(words) if words else "use a profile with more GPUs, or with a smaller checkpoint"
+
+
+def capture_size(rank: Rank, slots: float) -> int | None:
+    """The size that has to be among the capture sizes for so many slots, and is not; None: nothing is missing."""
+    engine = rank.subject.profile.engine
+    graphs = engine.compilation_config
+    if graphs is None or graphs.value.cudagraph_mode == "NONE":
+        return None
+    k = engine.speculative_config.value.num_speculative_tokens if engine.speculative_config else 0
+    full = int(slots) * (1 + k)
+    return None if full in graphs.value.cudagraph_capture_sizes else full
+
+
+def _capture(rank: Rank, name: str, value: float) -> str:
+    size = capture_size(rank, value) if name == "max_num_seqs" else None
+    return "" if size is None else f" (with {size} among the cudagraph_capture_sizes)"
 
 
 def _engine(key: str) -> Loc:

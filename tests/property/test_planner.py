@@ -11,11 +11,12 @@ from plan_support import GIB, GPU_PROFILES, REGISTRY, WEIGHTS, machine_of, rank,
 
 from slimserve.errors import Finding, Refused
 from slimserve.machine import Machine
-from slimserve.plan import make_plan
+from slimserve.plan import NoRoom, make_plan
 from slimserve.planner import fitting, host
 from slimserve.planner.capacity import capacity
 from slimserve.planner.rank import Rank, Sizes, rank_of
 from slimserve.profile import Compilation, Engram, Speculation
+from slimserve.show_room import room_lines
 from slimserve.subject import Subject
 
 COUNT = st.one_of(st.integers(1, 64), st.integers(1, 1 << 20))
@@ -76,6 +77,9 @@ def test_anything_well_typed_is_planned_or_refused_in_words(data: st.DataObject)
         plan = make_plan(subject, machine, WEIGHTS)
     except Refused as refused:
         findings = refused.findings
+        if isinstance(refused, NoRoom):
+            assert list(room_lines(refused.room))
+            assert all(sum(line.bytes for line in one.lines) == one.total_bytes for one in refused.room.memory)
     assert all(finding.what and finding.why and finding.do for finding in findings)
     if findings:
         return

@@ -34,12 +34,28 @@ def test_the_same_at_the_profiles_own_share(capsys: pytest.CaptureFixture[str]) 
 
 def test_whether_32_fit_at_nine_tenths(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = ask(capsys, "--set", "engine.gpu_memory_utilization=0.90")
-    assert (status, out) == (3, "")
-    assert "engine.max_num_seqs = 32 does not fit: 22 requests of 3,000 tokens do" in err
+    assert status == 3
+    assert "memory of each rank, gpu_memory_utilization 0.9" in out
+    assert "22 of 32 needed, 10 short; 26 while none is at a block boundary" in out
+    assert "from 800 tokens on, in steps of 400" in out
+    assert "engine.max_num_seqs = 32 does not fit: 22 requests of 3,000 tokens do, 10 short" in err
     assert "26 fit while none is at a block boundary" in err
     assert "12 of them for its state groups" in err
     assert f"{RACK}.yaml:" in err  # the line that would have to change
     assert "qwen38fn-fp8-h200x2 (two H200, NVLink)" in err  # a profile that fits
+
+
+def test_the_largest_number_of_slots_comes_with_the_size_that_has_to_be_captured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, out, _ = ask(capsys, "--set", "engine.gpu_memory_utilization=0.96")
+    assert "engine.max_num_seqs = 33, with 99 among the cudagraph_capture_sizes" in out
+    changed = "engine.compilation_config.cudagraph_capture_sizes=[3,6,12,24,48,96,99]"
+    status, out, err = ask(capsys, "--set", "engine.max_num_seqs=33", "--set", changed)
+    assert (status, err) == (0, "")
+    status, _, err = ask(capsys, "--set", "engine.max_num_seqs=34", "--set", changed.replace("99", "102"))
+    assert status == 3
+    assert "use engine.max_num_seqs of at most 33 (with 99 among the cudagraph_capture_sizes)" in err
 
 
 def test_a_changed_value_is_shown_as_changed(capsys: pytest.CaptureFixture[str]) -> None:
