@@ -20,8 +20,8 @@ from pathlib import Path
 
 # Answers that are read between two looks at who is to vanish.
 AT_ONCE = 64
-# A client that vanishes does so within so long, if it has no answer by then.
-VANISH_SECONDS = 0.1
+# A client that vanishes does so within so long, if it has no answer by then: about as long as a refusal takes.
+VANISH_SECONDS = 0.02
 SILENCE_SECONDS = 60.0
 
 _GREETING = b"GET /health HTTP/1.1\r\nhost: bench\r\n\r\n"
