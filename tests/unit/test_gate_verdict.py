@@ -11,10 +11,12 @@ import pytest
 from gate_support import RESOLVED, hybrid_plan
 from plan_support import REGISTRY, WEIGHTS, machine_of, subject_of
 
+from harness import plan_check
 from slimserve.engine.gate import expected, verdict
 from slimserve.engine.gate.checks import CHECKS, VERSIONS
 from slimserve.engine.gate.expected import role_of
 from slimserve.plan import Plan, make_plan
+from slimserve.planner import what_if
 
 ROOT = Path(__file__).parents[2]
 REAL: dict[str, dict[str, Any]] = json.loads(RESOLVED.read_text())
@@ -142,6 +144,54 @@ def test_a_silent_change_on_cards_is_a_difference(change: str, process: str, fie
     whole = fulfilled(process, planned)
     assert verdict.compare(process, planned, whole) == []
     assert set(differing(process, planned, {**whole, **fields})) == set(fields)
+
+
+# What an engine on a real H200 became (harness/results), with that one field changed: the rows above but for those of
+# which the slice says nothing or just that; with MTP where it takes a drafter.
+H200 = json.loads((ROOT / "harness/results/2026-11-30-plan-check-h200.json").read_text())["runs"][0]["cases"]
+SLICE = "qwen38fn-slice12-fp8-h200x1"
+NOT_OF_THE_SLICE = {"enable_expert_parallel", "draft_kv_cache_dtype", "gdn_prefill_backend", "tool_call_parser"}
+ON_THE_H200 = [
+    (bool(fields.keys() & {"drops_last_block", "num_speculative_tokens"}), process.replace("-1", "-0"), fields)
+    for _, process, fields in ON_TWO_CARDS
+    if not fields.keys() & NOT_OF_THE_SLICE
+]
+
+
+def on_the_h200(mtp: bool) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What is planned for the slice today, and what each process of the engine really resolved."""
+    settings = plan_check.CASES["planned-mtp"].settings if mtp else ()
+    changed, _ = what_if.change(REGISTRY.profiles[SLICE], settings)
+    subject = REGISTRY.subject(changed)
+    real: dict[str, dict[str, Any]] = {}
+    for row in H200["planned-mtp" if mtp else "planned"]["settings"]:
+        real.setdefault(row["process"], {})[row["setting"]] = value_of(row["real"])
+    return expected.planned(make_plan(subject, machine_of(subject), WEIGHTS)), real
+
+
+def value_of(words: str) -> Any:
+    """A value as the gate wrote it down for readers."""
+    try:
+        return json.loads(words)
+    except ValueError:
+        return words
+
+
+@pytest.mark.parametrize("mtp", [False, True])
+def test_what_the_engine_resolved_on_a_real_card_is_what_is_planned_today(mtp: bool) -> None:
+    planned, real = on_the_h200(mtp)
+    assert {process: differing(process, planned, fields) for process, fields in real.items()} == {
+        "api": [],
+        "core-0": [],
+        "rank-0-0": [],
+    }
+
+
+@pytest.mark.parametrize(("mtp", "process", "fields"), ON_THE_H200)
+def test_a_silent_change_on_a_real_card_is_a_difference(mtp: bool, process: str, fields: dict[str, Any]) -> None:
+    planned, real = on_the_h200(mtp)
+    assert fields.keys() <= real[process].keys()
+    assert set(differing(process, planned, {**real[process], **fields})) == set(fields)
 
 
 @pytest.mark.parametrize(
