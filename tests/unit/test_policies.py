@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 from plan_support import REGISTRY, setting, with_engine
 
-from slimserve.engine.variables import OWNED
+from slimserve.engine.command import FIXED
+from slimserve.engine.variables import FIXED_ENVIRONMENT, OWNED
 from slimserve.errors import RegistryError
 from slimserve.model import Checkpoint, HuggingFace
 from slimserve.policies import BY_ID, POLICIES, broken
@@ -153,12 +155,28 @@ def test_every_policy_with_a_check_is_broken_here() -> None:
 
 
 def test_policies_that_no_profile_decides_are_fixed_by_the_command() -> None:
-    from slimserve.engine.command import FIXED
-    from slimserve.engine.variables import FIXED_ENVIRONMENT
-
     fixed = {row[2] for row in (*FIXED, *FIXED_ENVIRONMENT)} | {"private-nodes"}  # `nodes.seat` is what fixes that
     assert {policy.id for policy in POLICIES if policy.check is None} <= fixed
     assert fixed <= set(BY_ID)
+
+
+ARGUED = "\n    why: somebody wanted it otherwise than all of the others have it\n    evidence: {derived: x}\n"
+
+
+@pytest.mark.parametrize(("name", "value", "policy"), FIXED, ids=[row[0] for row in FIXED])
+def test_what_the_command_fixes_is_refused_in_a_profile(folder: Path, name: str, value: object, policy: str) -> None:
+    path, place = folder / BOX, "  kv_cache_memory_bytes:"
+    path.write_text(path.read_text().replace(place, f"  {name}:\n    value: {json.dumps(value)}{ARGUED}{place}"))
+    with pytest.raises(RegistryError, match=f"unknown key engine.{name}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", sorted(OWNED))
+def test_a_variable_that_is_fixed_is_refused_in_a_profile(folder: Path, name: str) -> None:
+    path = folder / BOX
+    path.write_text(path.read_text().replace("environment:\n", f'environment:\n  {name}:\n    value: "1"{ARGUED}'))
+    with pytest.raises(RegistryError, match=rf"environment\.{name}\n  why: (it is fixed for every profile|a secret)"):
+        load(folder)
 
 
 def test_whole_experts_are_accepted(folder: Path) -> None:
@@ -311,9 +329,6 @@ def test_the_exceptions_are_exceptions() -> None:
 
 
 def test_no_key_of_a_profile_reaches_what_the_command_fixes() -> None:
-    from slimserve.engine.command import FIXED
-    from slimserve.engine.variables import FIXED_ENVIRONMENT
-
     keys = {field.name for field in fields_of(Engine)}
     assert not keys & {name for name, _, _ in FIXED}
     assert {name for name, _, _ in FIXED_ENVIRONMENT} <= OWNED
