@@ -214,7 +214,7 @@ def launched(session: Session, profile: Profile, command: tuple[str, ...]) -> It
     with socket.socket() as free:
         free.bind((LOOPBACK, 0))
         port = free.getsockname()[1]
-    engine = run.launch(session, profile, LOOPBACK, port)
+    engine = run.launch(session, profile, LOOPBACK, port, measured=True)
     run_folder = engine.log_path.parent
     target = Target(kind="profile", name=profile.id, model=profile.id, api="completions")
     with engine:

@@ -138,18 +138,23 @@ def launch(
     origins: tuple[str, ...] = (),
     page_port: int | None = 0,
     seat: Seat | None = None,
+    *,
+    measured: bool = False,
 ) -> Supervisor:
     """Judge, and put the launch together; nothing is fetched or started yet.
 
     Args:
         page_port, origins: as `serve` takes them; no page when not given.
         seat: of a node that owns the endpoint of several; None: there is one node.
+        measured: it is the harness that launches, and may compare engines token by token (policy.greedy: verification).
 
     Raises:
         Refused: it must not run here.
     """
     seat = seat or _seat(session.registry.subject(profile), NO_NODE)
     keys = exposure.keys(session.environment, host)
+    if not measured:
+        _refuse_verification(profile)
     plan, built, planned = _judge(session, profile, host, port, keys, origins, seat)
     nodes = None
     if seat is not None:
@@ -199,7 +204,6 @@ def _judge(
     """
     plan = session.plan(profile)
     _require_engine(plan.subject)
-    _refuse_verification(profile)
     for note in plan.notes:
         say(note)
     run_folder = paths.runs_folder(session.environment) / f"{time.strftime('%Y%m%d-%H%M%S')}-{profile.id}-{os.getpid()}"
@@ -234,6 +238,7 @@ def _worker(session: Session, profile: Profile, seat: Seat) -> Worker:
     """A node without an endpoint, put together as `launch` does it."""
     from slimserve.nodes.worker import Worker
 
+    _refuse_verification(profile)
     plan, _, planned = _judge(session, profile, "", 0, None, (), seat)
     claim, secret = _membership(session, plan, seat)
     return Worker(seat, planned, claim, secret, say, functools.partial(preparing.prepare, session, plan))

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.recording import profile_facts
 from slimserve import preparing, run
 from slimserve.engine import command, variables
 from slimserve.errors import Refused, SlimserveError
 from slimserve.model import Geometry
+from slimserve.nodes.seat import Seat
 from slimserve.plan import describe
 from slimserve.profile import RequestPolicy
 from slimserve.registry_files import load_registry
@@ -112,8 +114,15 @@ def test_a_cache_that_cannot_be_written_is_found_before_the_start(session: Sessi
 def test_a_profile_for_comparing_engines_is_not_served(session: Session) -> None:
     profile = session.registry.default
     greedy = replace(profile.admission.max_in_flight, value="verification")
+    comparing = replace(profile, policy=RequestPolicy(greedy=greedy))
     with pytest.raises(Refused, match=r"policy\.greedy: verification"):
-        run.launch(session, replace(profile, policy=RequestPolicy(greedy=greedy)), "127.0.0.1", 8999)
+        run.launch(session, comparing, "127.0.0.1", 8999)
+    with pytest.raises(Refused, match=r"policy\.greedy: verification"):
+        run._worker(session, comparing, Seat(1, 2, "127.0.0.1", 1, "127.0.0.1", "lo"))
+    launched = run.launch(session, comparing, "127.0.0.1", 8999, measured=True)  # as `--bench` does
+    assert launched._launch.admission.greedy == "verification"
+    facts = profile_facts(session.registry.subject(comparing), Path(__file__), "0")
+    assert facts.settings["policy.greedy"] == '"verification"'
 
 
 def test_caches_are_made_private(session: Session) -> None:  # B11
