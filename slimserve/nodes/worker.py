@@ -78,7 +78,7 @@ class Worker:
             self._folder.prepare()
             undo.callback(self._folder.close)
             undo.callback(endpoints.remove, self._folder.path)
-            self.board.move(State.STARTING, "node 0 is looked for")
+            self.board.move(State.STARTING, "node 0 is looked for", deadline_seconds=JOIN_SECONDS)
             self.report(f"log {self._folder.log_path}")
             try:
                 while True:
@@ -107,7 +107,7 @@ class Worker:
         orders = Orders(self._connect(), lambda: f"is {self.board.status.state}", self._ready)
         try:
             self.report(f"is {self.seat}")
-            self.board.move(State.STARTING, "waits until all nodes are there and agree")
+            self.board.move(State.STARTING, "waits until all are there and agree", deadline_seconds=JOIN_SECONDS)
             self._wait_for(orders, Welcomed)
             try:
                 fetch(self.prepare, self.board, self._signals, orders)
