@@ -51,7 +51,7 @@ def test_refusals_are_the_client_s_own_exceptions(server: Server, client: anthro
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         client.messages.create(**ask | {"model": "nope"})  # type: ignore[call-overload]
     with pytest.raises(anthropic.BadRequestError, match="context"):
-        client.messages.create(**ask | {"max_tokens": 10**9})  # type: ignore[call-overload]
+        client.messages.create(**ask | {"max_tokens": 10_000})  # type: ignore[call-overload]
 
 
 def test_a_response_of_the_newer_form(server: Server) -> None:
