@@ -308,7 +308,7 @@ def test_an_open_loop_waits_for_nobody(server: ModelServer) -> None:
     by_id = {sample.job: sample for sample in samples}
     for one, at_s in zip(jobs, arrivals, strict=True):
         assert by_id[one.id].asked_s == pytest.approx(at_s)
-        assert by_id[one.id].sent_s >= at_s
+        assert by_id[one.id].sent_s >= at_s - 0.002  # a loop takes what is due within its clock's resolution as due
     assert in_flight(samples)[0] == 5
 
 
