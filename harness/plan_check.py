@@ -45,7 +45,7 @@ def _graphs(mode: str, *sizes: int) -> str:
     return f"engine.compilation_config={json.dumps(value)}"
 
 
-MTP = {"method": "mtp", "num_speculative_tokens": 3}
+MTP = {"method": "mtp", "num_speculative_tokens": 3, "index_share_for_mtp_iteration": True}
 MTP_SETTINGS = (f"engine.speculative_config={json.dumps(MTP)}", _graphs("FULL_DECODE_ONLY", 4, 32, 128))
 OFFLOAD = {
     "kv_connector": "SimpleCPUOffloadConnector",
@@ -119,6 +119,23 @@ CASES = {
         ("--speculative-config", json.dumps({**MTP, "num_speculative_tokens": 1})),
         # Blocks shrink by 1%, which is within what a card may differ by; their number grows by more.
         differs=frozenset({"num_speculative_tokens", "cache_groups", "cache_blocks"}),
+    ),
+    "one-selection-a-draft": Case(
+        MTP_SETTINGS,
+        ("--speculative-config", json.dumps({**MTP, "index_share_for_mtp_iteration": False})),
+        differs=frozenset({"index_share_for_mtp_iteration"}),
+    ),
+    "share-and-tuning": Case(
+        arguments=("--gpu-memory-utilization", "0.92", "--enable-flashinfer-autotune"),
+        differs=frozenset({"gpu_memory_utilization", "cache_blocks", "enable_flashinfer_autotune"}),
+    ),
+    "other-expert-kernels": Case(
+        arguments=("--moe-backend", "marlin"),
+        differs=frozenset({"moe_backend", "expert_kernels"}),
+    ),
+    "table-on-the-card": Case(
+        arguments=("--engram-config", json.dumps({"cpu_offload": False})),
+        differs=frozenset({"engram_cpu_offload"}),
     ),
     "connector": Case(
         arguments=("--kv-transfer-config", json.dumps(OFFLOAD)),
@@ -263,6 +280,7 @@ def compared(plan: Plan, resolved: Mapping[str, Any]) -> dict[str, Any]:
             for name, (want, real) in figures.items()
         },
         "budget": None if budget is None else budget.to_json(),
+        "memory": rank.get("memory"),
         "compared": table,
     }
 

@@ -33,6 +33,8 @@ VERSIONS: dict[str, dict[str, str]] = {
     "cpu": {"vllm": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "triton": "none"},
     "cuda": {"vllm": "0.32.0"},
 }
+# vllm 0.32, model_executor/layers/fused_moe/oracle/fp8.py map_fp8_backend: what is not the same word in capitals.
+_EXPERTS = {"deep_gemm": "DEEPGEMM", "cutlass": "VLLM_CUTLASS"}
 # Torch has no type for it: the engine keeps one byte a value in each of its FP8 caches.
 _STORED = {"bfloat16": "bfloat16", "fp8": "uint8", "fp8_e4m3": "uint8"}
 
@@ -177,6 +179,25 @@ def _template_defaults(plan: Plan) -> dict[str, Any]:
     return {"cohere_format": "cmd4", **_stated("default_chat_template_kwargs", {})(plan)}
 
 
+def _experts(plan: Plan) -> list[str] | None:
+    """The kernels of quantised experts, as the engine's `select_..._moe_backend` name what they have taken."""
+    asked, subject = _engine(plan).moe_backend, plan.subject
+    if asked is None or subject.model.checkpoints[subject.profile.quant].quantisation is None:
+        return None
+    return [_EXPERTS.get(asked.value, asked.value.upper())]
+
+
+def _index_share(plan: Plan) -> bool | None:
+    """Whether later drafts reuse the first one's selection; the checkpoints themselves do not ask for it."""
+    drafts = setting.value if (setting := _engine(plan).speculative_config) else None
+    return bool(drafts.index_share_for_mtp_iteration) if drafts is not None and drafts.method == "mtp" else None
+
+
+def _depth_by_load(plan: Plan) -> Any:
+    setting = _engine(plan).speculative_config
+    return "none" if setting is None else plain(setting.value.num_speculative_tokens_per_batch_size) or "none"
+
+
 def _parser(name: str) -> Callable[[Plan], Any]:
     stated = _stated(name)
     return lambda plan: "none" if stated(plan) is None else {"named": stated(plan)}
@@ -210,6 +231,19 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("all2all_backend", ALL, _stated("all2all_backend"), "it decides which experts are replicated"),
     Check("moe_backend", ALL, _stated("moe_backend"), "other expert kernels crash on some cards and round otherwise"),
+    Check("expert_kernels", RANK, _experts, "what was asked for may not be what the engine takes"),
+    Check(
+        "attention_backends",
+        RANK,
+        lambda plan: None,
+        "another kernel of attention rounds otherwise",
+    ),
+    Check(
+        "enable_flashinfer_autotune",
+        ALL,
+        _stated("enable_flashinfer_autotune"),
+        "a start that tunes takes minutes, and two of them may take other kernels",
+    ),
     Check(
         "gdn_prefill_backend",
         RANK,
@@ -221,6 +255,31 @@ CHECKS: tuple[Check, ...] = (
         ALL,
         _stated("disable_custom_all_reduce"),
         "cards without peer access hang or corrupt in it",
+    ),
+    Check(
+        "gpu_memory_utilization",
+        ALL,
+        _stated("gpu_memory_utilization"),
+        "the engine's default is a share of its own, which nothing was planned for",
+    ),
+    Check(
+        "kv_cache_memory_bytes",
+        ALL,
+        _stated("kv_cache_memory_bytes", "none"),
+        "a cache that is stated in bytes is not held to the card's share",
+    ),
+    Check("load_format", ALL, _stated("load_format", "auto"), "weights that are not read are noise"),
+    Check(
+        "language_model_only",
+        ALL,
+        _stated("language_model_only", False),
+        "a vision tower takes memory that the plan gave to the cache",
+    ),
+    Check(
+        "engram_cpu_offload",
+        ALL,
+        lambda plan: setting.value.cpu_offload if (setting := _engine(plan).engram_config) else None,
+        "the n-gram table is then on the card, where nothing was planned for it",
     ),
     Check("trust_remote_code", ALL, lambda plan: False, "a checkpoint must not bring code"),
     Check(
@@ -266,6 +325,12 @@ CHECKS: tuple[Check, ...] = (
         "recurrent states of fewer bits drift over a long context",
     ),
     Check(
+        "kv_cache_layout",
+        CACHE,
+        lambda plan: None,
+        "the engine drops a layout that a connector asks for with a warning, and pages are then copied in pieces",
+    ),
+    Check(
         "cache_groups",
         CACHE,
         _groups,
@@ -287,6 +352,8 @@ CHECKS: tuple[Check, ...] = (
     ),
     # Recorded: some kernels keep their weights in a form of their own, padded or repacked.
     Check("weight_bytes", RANK, lambda plan: None, "what weights take, the cache does not get", measured=True),
+    # Recorded: what a platform's reserve is to be made of.
+    Check("memory", RANK, lambda plan: None, "what the engine takes of a card, the cache does not get", measured=True),
     Check(
         "hybrid_cache_manager",
         ALL,
@@ -314,6 +381,13 @@ CHECKS: tuple[Check, ...] = (
         ALL,
         lambda plan: plan.room.rank.layout.speculative_tokens,
         "states, captured sizes and accepted lengths follow from k",
+    ),
+    Check("speculation_by_load", ALL, _depth_by_load, "captured sizes and states were planned for one depth"),
+    Check(
+        "index_share_for_mtp_iteration",
+        ALL,
+        _index_share,
+        "drafts that share a selection cost less and are accepted less often",
     ),
     Check(
         "drops_last_block",

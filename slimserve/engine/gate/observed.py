@@ -51,6 +51,7 @@ def core(engine: Any) -> Observed:
             **_config(config),
             **_cache(scheduler.kv_cache_config),
             "cache_blocks": lambda: scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
+            "kv_cache_layout": lambda: config.cache_config.kv_cache_layout,
             "cache_coordinator": lambda: _name_of(type(scheduler.kv_cache_manager.coordinator)),
             "scheduler": lambda: _name_of(type(scheduler)),
             "kv_connector": lambda: "none" if scheduler.connector is None else _name_of(type(scheduler.connector)),
@@ -70,7 +71,11 @@ def rank(wrapper: Any) -> Observed:
             **_cache(laid),
             "block_bytes": lambda: _allocated_bytes(runner) // laid.num_blocks,
             "weight_bytes": lambda: _weight_bytes(runner),
+            "memory": lambda: _memory(worker, runner),
             "cudagraph_mode": lambda: _graph_mode(runner, config),
+            "attention_backends": lambda: _attention(runner),
+            "expert_kernels": lambda: _experts(runner),
+            "kv_cache_layout": lambda: config.cache_config.kv_cache_layout,
             "model_runner": lambda: _runner(runner),
             "kv_connector": _worker_connector,
             "gdn_prefill_backend": lambda: _gdn_prefill(config),
@@ -106,6 +111,12 @@ def _config(config: Any) -> Readings:
         "enable_expert_parallel": lambda: parallel.enable_expert_parallel,
         "all2all_backend": lambda: parallel.all2all_backend,
         "moe_backend": lambda: config.kernel_config.moe_backend,
+        "enable_flashinfer_autotune": lambda: config.kernel_config.enable_flashinfer_autotune,
+        "gpu_memory_utilization": lambda: cache.gpu_memory_utilization,
+        "kv_cache_memory_bytes": lambda: cache.kv_cache_memory_bytes or "none",
+        "load_format": lambda: plain(config.load_config.load_format),
+        "language_model_only": lambda: bool(model.multimodal_config and model.multimodal_config.language_model_only),
+        "engram_cpu_offload": lambda: config.engram_config.cpu_offload if config.engram_config else "none",
         "disable_custom_all_reduce": lambda: parallel.disable_custom_all_reduce,
         "trust_remote_code": lambda: model.trust_remote_code,
         "enable_prefix_caching": lambda: cache.enable_prefix_caching,
@@ -124,6 +135,8 @@ def _config(config: Any) -> Readings:
         "cudagraph_capture_sizes": lambda: sorted(compilation.cudagraph_capture_sizes or ()),
         "speculation": lambda: drafting.method if drafting else "none",
         "num_speculative_tokens": lambda: drafting.num_speculative_tokens if drafting else 0,
+        "speculation_by_load": lambda: plain(_of(drafting, "num_speculative_tokens_per_batch_size")) or "none",
+        "index_share_for_mtp_iteration": lambda: _index_share(drafting),
         "drops_last_block": lambda: drafting.use_eagle_block_drop() if drafting else False,
         "api_server_count": lambda: parallel._api_process_count,
     }
@@ -185,6 +198,32 @@ def _gdn_prefill(config: Any) -> str:
     return "none" if loaded is None else str(loaded._resolve_gdn_prefill_backend(config)[1])
 
 
+def _of(one: Any, name: str) -> Any:
+    return None if one is None else getattr(one, name)
+
+
+def _index_share(drafting: Any) -> bool:
+    """What the drafter's own configuration says; the engine's drafter reads it there."""
+    draft = _of(drafting, "draft_model_config")
+    return bool(draft and getattr(draft.hf_config, "index_share_for_mtp_iteration", False))
+
+
+def _attention(runner: Any) -> list[str]:
+    """The attention backends, those of states among them."""
+    return sorted({group.backend.get_name() for groups in runner.attn_groups for group in groups})
+
+
+def _experts(runner: Any) -> list[str]:
+    """The kernels that quantised experts have taken."""
+    taken = set()
+    for module in runner.model.modules():
+        method = getattr(module, "quant_method", None)
+        for name in ("fp8_backend", "nvfp4_backend"):
+            if (backend := getattr(method, name, None)) is not None:
+                taken.add(str(backend.name))
+    return sorted(taken)
+
+
 def _worker_connector() -> str:
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
@@ -211,6 +250,28 @@ def _weight_bytes(runner: Any) -> int:
     models = [runner.model, getattr(getattr(runner, "speculator", None), "model", None)]
     weights = [weight for model in models if model is not None for weight in model.parameters()]
     return _storage_bytes([weight for weight in weights if weight.device.type == runner.device.type])
+
+
+def _memory(worker: Any, runner: Any) -> dict[str, int] | None:
+    """Bytes of the rank's device as the engine measured them at this start; None where it measured nothing.
+
+    `shown` by CUDA, `startup` what was taken before the engine's first look, `consumed` by loading and a profiled step
+    for good, `torch` the tensors among that, `peak` what the step took for a moment, and `graphs`, by estimate.
+    """
+    if runner.device.type == "cpu" or getattr(worker, "total_consumed", None) is None:
+        return None
+    import torch
+
+    start = worker.init_snapshot
+    allocated = torch.accelerator.memory_stats()["allocated_bytes.all.current"] - _allocated_bytes(runner)
+    return {
+        "shown": start.total_memory,
+        "startup": start.total_memory - start.free_memory,
+        "consumed": worker.total_consumed,
+        "torch": allocated,
+        "peak": worker.peak_activation_memory - worker.cudagraph_memory_estimate,
+        "graphs": worker.cudagraph_memory_estimate,
+    }
 
 
 def _storage_bytes(tensors: list[Any]) -> int:
