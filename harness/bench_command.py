@@ -13,8 +13,8 @@ import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from harness import client, host, recall_part, tables, workload
 from harness.address import Address, NoAddress
@@ -183,6 +183,7 @@ class _Known:
     target: Target
     subject: Subject | None = None
     resolved_sha256: str | None = None
+    start_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, asked: WorkloadFacts, prompts: PromptFacts, together: str | None) -> Facts:
         subject, registry = self.subject, self.session.registry.folder
@@ -197,6 +198,7 @@ class _Known:
             else profile_facts(subject, registry / f"{subject.profile.id}.yaml", ENGINE_VERSION),
             weights=None if subject is None else weights_facts(subject, registry),
             resolved_sha256=self.resolved_sha256,
+            start_seconds=self.start_seconds,
             workload=asked,
             prompts=prompts,
             together=together,
@@ -219,10 +221,11 @@ def launched(session: Session, profile: Profile, command: tuple[str, ...]) -> It
     target = Target(kind="profile", name=profile.id, model=profile.id, api="completions")
     with engine:
         resolved = json.loads((run_folder / RESOLVED_NAME).read_text())["sha256"]
+        start = {state.value: round(seconds, 1) for state, seconds in engine.board.start_seconds.items()}
         yield Side(
             name=profile.id,
             target=client.Target(engine.base_url, profile.id, key),
-            facts=_Known(session, command, target, session.registry.subject(profile), resolved),
+            facts=_Known(session, command, target, session.registry.subject(profile), resolved, start),
             metrics=lambda: engine.control.metrics(METRICS_SECONDS),
             check=engine.check,
             slots=profile.engine.max_num_seqs.value,

@@ -279,6 +279,8 @@ class Receipt:
     weights: WeightsFacts | None
     resolved_sha256: Sha256 | None
     """of the configuration that all processes of the engine resolved to"""
+    start_seconds: dict[Id, Amount] = field(default_factory=dict)
+    """of the engine that a profile launched, by state: loading, then warming to a first real token"""
     workload: WorkloadFacts
     prompts: PromptFacts
     together: ReceiptId | None

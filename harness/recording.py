@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -66,6 +66,7 @@ class Facts:
     workload: WorkloadFacts
     prompts: PromptFacts
     together: str | None = None
+    start_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -167,6 +168,7 @@ class Recording:
                 for name in ("host", "versions", "target", "profile", "weights", "workload", "prompts", "together")
             },
             "resolved_sha256": facts.resolved_sha256,
+            "start_seconds": dict(facts.start_seconds),
             "points": [plain(point) for point in found],
             "recall": plain(self.recall),
             "battery": plain(self.battery),

@@ -172,6 +172,7 @@ def _facts(receipt: Receipt) -> str:
         "model": f"{receipt.target.model}" + (f", {receipt.weights.origin}" if receipt.weights else ""),
         "prompts": f"{receipt.prompts.corpus}; seed {receipt.workload.seed}; {receipt.prompts.sha256}",
         "resolved configuration": receipt.resolved_sha256 or "not known",
+        "start": ", ".join(f"{state} {seconds:g} s" for state, seconds in receipt.start_seconds.items()) or "not ours",
         "samples": f"{receipt.samples.count} in {receipt.samples.file}",
     }  # fmt: skip
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())

@@ -94,6 +94,7 @@ class Board:
         self._lock = threading.Lock()
         self._told = told
         self._usual = dict(usual or {})
+        self._passed: dict[State, float] = {}
         self._status = Status(State.STARTING, time.time(), "the program has just begun")
 
     @property
@@ -114,7 +115,7 @@ class Board:
         with self._lock:
             old, now = self._status, time.time()
             if (old.state, state) in _PASSAGES:
-                self._usual[old.state] = now - old.since
+                self._usual[old.state] = self._passed[old.state] = now - old.since
             restarts = old.restarts + ((old.state, state) == (State.RESTARTING, State.LOADING))
             status = self._status = Status(state, now, reason, deadline_seconds, restarts, crash or old.crash)
         self._told(status)
@@ -124,6 +125,12 @@ class Board:
         with self._lock:
             status = self._status = replace(self._status, reason=reason)
         self._told(status)
+
+    @property
+    def start_seconds(self) -> dict[State, float]:
+        """How long the last start was in each of the states in which the engine is on its way; none of one to come."""
+        with self._lock:
+            return dict(self._passed)
 
     @property
     def usual_seconds(self) -> float:
