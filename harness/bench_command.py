@@ -13,7 +13,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness import client, host, recall_part, tables, workload
@@ -184,6 +184,7 @@ class _Known:
     subject: Subject | None = None
     resolved_sha256: str | None = None
     start_seconds: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes: Callable[[], int | None] = lambda: None
 
     def __call__(self, asked: WorkloadFacts, prompts: PromptFacts, together: str | None) -> Facts:
         subject, registry = self.subject, self.session.registry.folder
@@ -199,6 +200,7 @@ class _Known:
             weights=None if subject is None else weights_facts(subject, registry),
             resolved_sha256=self.resolved_sha256,
             start_seconds=self.start_seconds,
+            memory_bytes=self.memory_bytes(),
             workload=asked,
             prompts=prompts,
             together=together,
@@ -222,10 +224,11 @@ def launched(session: Session, profile: Profile, command: tuple[str, ...]) -> It
     with engine:
         resolved = json.loads((run_folder / RESOLVED_NAME).read_text())["sha256"]
         start = {state.value: round(seconds, 1) for state, seconds in engine.board.start_seconds.items()}
+        subject = session.registry.subject(profile)
         yield Side(
             name=profile.id,
             target=client.Target(engine.base_url, profile.id, key),
-            facts=_Known(session, command, target, session.registry.subject(profile), resolved, start),
+            facts=_Known(session, command, target, subject, resolved, start, engine.memory_bytes),
             metrics=lambda: engine.control.metrics(METRICS_SECONDS),
             check=engine.check,
             slots=profile.engine.max_num_seqs.value,

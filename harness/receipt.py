@@ -281,6 +281,8 @@ class Receipt:
     """of the configuration that all processes of the engine resolved to"""
     start_seconds: dict[Id, Amount] = field(default_factory=dict)
     """of the engine that a profile launched, by state: loading, then warming to a first real token"""
+    memory_bytes: Number | None = None
+    """proportional set size of all its processes, after the last request; None of a server that is not ours"""
     workload: WorkloadFacts
     prompts: PromptFacts
     together: ReceiptId | None

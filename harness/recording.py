@@ -67,6 +67,7 @@ class Facts:
     prompts: PromptFacts
     together: str | None = None
     start_seconds: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes: int | None = None
 
 
 @dataclass
@@ -169,6 +170,7 @@ class Recording:
             },
             "resolved_sha256": facts.resolved_sha256,
             "start_seconds": dict(facts.start_seconds),
+            "memory_bytes": facts.memory_bytes,
             "points": [plain(point) for point in found],
             "recall": plain(self.recall),
             "battery": plain(self.battery),

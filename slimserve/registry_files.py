@@ -32,6 +32,7 @@ _FILLER = frozenset(
     ).split()
 )
 _WORD = re.compile(r"[a-z0-9.]+")
+_OBSERVED = re.compile(r"\b(?:seen|observed|measured|timed|tried)\b")
 MIN_REASON_WORDS = 4
 
 
@@ -213,6 +214,13 @@ class _Texts:
                 f"{key} cites {evidence.published}",
                 "sources.yaml does not list it",
                 nearest(evidence.published, self.sources),
+            )
+        if evidence.derived is not None and (told := _OBSERVED.search(evidence.derived.lower())):
+            yield Problem(
+                (*loc, "derived"),
+                f"{key} is derived from something that was {told[0]}",
+                "what was observed has a receipt or a publication; without one nobody can check it",
+                "cite that, or give the formula",
             )
         if evidence.policy is not None and evidence.policy not in BY_ID:
             yield Problem(

@@ -223,6 +223,10 @@ class Attempt:
         """
         return bool(self._ask(partial(waiting.until_idle, self.control), self._launch.drain_seconds))
 
+    def memory_bytes(self) -> int:
+        """Of the engine's processes, as `EngineProcess.memory_bytes`."""
+        return self._process.memory_bytes()
+
     def check(self) -> None:
         """Look whether the engine lives.
 

@@ -90,6 +90,10 @@ class EngineProcess:
         """The processes of this engine that live: its session, and those elsewhere that carry its tag."""
         return procfs.members(self.pid, self._tag)
 
+    def memory_bytes(self) -> int:
+        """Of all its processes; what they share counts once."""
+        return sum(procfs.proportional_bytes(one.pid) for one in self.survivors())
+
     def terminate(self) -> None:
         """Ask the leader, and it alone, to end (SIGTERM): it stops its own workers in order. None if it is dead."""
         self._leader.send_signal(signal.SIGTERM)

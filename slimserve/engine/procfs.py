@@ -111,6 +111,15 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def proportional_bytes(pid: int) -> int:
+    """Memory of `pid`, of what it shares with others its part (PSS); 0 when it is gone or not ours to see."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
 def carries(pid: int, tag: str) -> bool:
     """Whether the environment that `pid` was started with has the engine's tag."""
     try:

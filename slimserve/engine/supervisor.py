@@ -145,6 +145,10 @@ class Supervisor:
         if self._attempt is not None:
             self._attempt.check()
 
+    def memory_bytes(self) -> int | None:
+        """Proportional set size of the engine's processes, in bytes; None while there is none."""
+        return None if self._attempt is None else self._attempt.memory_bytes()
+
     def _begin(self) -> tuple[Place, Attempt]:
         """Take what only one can have, answer from then on, have the weights, and an engine that is ready.
 
