@@ -101,8 +101,8 @@ def built(session: Session, plan: Plan) -> command.Command:
 def environment(session: Session, plan: Plan) -> dict[str, str]:
     """Of the engine's process; without the gate, since `resume` is to differ from the plan."""
     env = {name: value for name, value in built(session, plan).env.items() if name != GATE_VARIABLE}
-    # A program that runs from its folder finds its modules there.
-    return {**env, **IN_PROCESS, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    # The engine's own caches lie elsewhere, and the weights where this session's do.
+    return {**env, **IN_PROCESS, "SLIMSERVE_CACHE": str(session.cache)}
 
 
 def engine(session: Session, plan: Plan, part: str) -> Asked:

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slimserve.accepting import Acceptor
@@ -51,7 +52,8 @@ class Front:
         self._discreet = not is_loopback(listening.getsockname()[0])
         self._acceptor = Acceptor(listening, lambda connection: self._acceptor.begin(self._answer(connection)))
         self._board = board
-        self._page: tuple[Listener, Any, socket.socket] | None = None
+        self._page: tuple[Listener, Any] | None = None
+        self._page_socket: socket.socket | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="slimserve-front")
         self._thread.start()
@@ -64,13 +66,21 @@ class Front:
         """Take no further connection; those that were taken get their answer."""
         self._call(self._pause())
 
-    def serve(self, app: Any, listening: socket.socket) -> None:
-        """Serve an ASGI application on another listening socket, which becomes ours.
+    def serve(self, make: Callable[[], Any], listening: socket.socket) -> Future[None]:
+        """Serve an ASGI application on another listening socket, which becomes ours; returns at once.
 
         By the door's own listener: silent and half-open connections must not take the descriptors by which the engine
         is watched.
+
+        Args:
+            make: makes the application, in a thread of its own: until it is made, connections wait in the kernel.
+            listening: bound and listening.
+
+        Returns:
+            Done when it is served, or cannot be.
         """
-        self._call(self._serve(app, listening))
+        self._page_socket = listening
+        return asyncio.run_coroutine_threadsafe(self._serve(make, listening), self._loop)
 
     def close(self) -> None:
         """End the thread and whatever it answers."""
@@ -92,12 +102,11 @@ class Front:
     async def _finish(self) -> None:
         await self._pause()
         if self._page is not None:
-            listener, lifespan, listening = self._page
+            listener, lifespan = self._page
             listener.end()
             for connection in list(listener.connections):
                 connection.hang_up()
             await lifespan.shutdown()
-            listening.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks:  # most end by themselves, now that nobody listens to them
             await asyncio.wait(tasks, timeout=LEAVE_SECONDS)
@@ -105,19 +114,24 @@ class Front:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CALL_SECONDS / 2)
+        if self._page_socket is not None:
+            self._page_socket.close()
 
-    async def _serve(self, app: Any, listening: socket.socket) -> None:
-        import uvicorn
+    async def _serve(self, make: Callable[[], Any], listening: socket.socket) -> None:
+        def made() -> tuple[Listener, Any]:
+            import uvicorn
 
-        from slimserve.admission.listener import Listener
+            from slimserve.admission.listener import Listener
 
-        listener = Listener(app, listening.fileno(), PAGE_CONNECTIONS)
-        config = uvicorn.Config(app, log_config=None)
-        config.load()
-        lifespan = config.lifespan_class(config)
+            app = make()
+            config = uvicorn.Config(app, log_config=None)
+            config.load()
+            return Listener(app, listening.fileno(), PAGE_CONNECTIONS), config.lifespan_class(config)
+
+        listener, lifespan = await asyncio.to_thread(made)
         await lifespan.startup()
         listener.open()
-        self._page = (listener, lifespan, listening)
+        self._page = (listener, lifespan)
 
     async def _answer(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, TimeoutError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from slimserve.engine import endpoints, ports, procfs
 from slimserve.engine.attempt import Launch
@@ -56,15 +58,23 @@ class Place:
 
     def _serve(self, source: Source, port: int | None, others: Sequence[Endpoint]) -> str:
         """Serve the operator page; returns where."""
-        from slimserve.operator.app import build
+
+        def app() -> Any:
+            from slimserve.operator.app import build  # a quarter of a second, in which the engine begins to load
+
+            return build(source)
 
         listening, why = ports.listen_for_page(port, self._launch.port, others)
-        self.front.serve(build(source), listening)
+        self.front.serve(app, listening).add_done_callback(self._page_served)
         url = f"http://{ports.PAGE_HOST}:{listening.getsockname()[1]}/"
         if why:
             self._report(f"{why}: the page is elsewhere")
         self._report(f"page {url}")
         return url
+
+    def _page_served(self, future: Future[None]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            self._report(f"the page cannot be served: {type(error).__name__}: {error}")
 
     def write(self, status: Status) -> None:
         """Tell other programs where the endpoint stands."""

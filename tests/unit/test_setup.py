@@ -196,14 +196,14 @@ def test_offline_the_second_lane_fails_and_the_first_stays_and_another_lock_make
 
 def test_another_interpreter_gets_a_sentence(checkout: Path, index: Index) -> None:
     other = checkout / "python3.13"
-    other.write_text("#!/bin/sh\necho CPython 3.13.0\n")
+    other.write_text("#!/bin/sh\necho cpython 3.13.0 /opt/python\n")
     other.chmod(0o755)
     variables = environment(index) | {"PYTHON": str(other)}
     refused = subprocess.run(
         [checkout / "tools" / "setup", "cpu"], env=variables, capture_output=True, text=True, check=False
     )
     assert refused.returncode == 3
-    assert f"setup: no CPython 3.11 here ({other}: CPython 3.13.0)" in refused.stderr
+    assert f"setup: no CPython 3.11 here ({other}: cpython 3.13.0)" in refused.stderr
     assert "  why: " in refused.stderr
     assert "make PYTHON=/path/to/python3.11" in refused.stderr
     assert not (checkout / ".venv").exists()

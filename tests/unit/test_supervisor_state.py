@@ -220,7 +220,7 @@ def test_the_page_is_served_beside_the_front() -> None:
     front = Front(public, Board())
     try:
         front.accept()
-        front.serve(app, page)
+        front.serve(lambda: app, page)
         assert get(page) == (200, b"the page")
         assert get(public)[0] == 503
         front.pause()
@@ -244,7 +244,7 @@ def test_silent_connections_do_not_use_up_the_page(monkeypatch: pytest.MonkeyPat
     front = Front(public, Board())
     with contextlib.ExitStack() as clients:
         try:
-            front.serve(app, page)
+            front.serve(lambda: app, page)
             silent = []
             for _ in range(12):
                 silent.append(clients.enter_context(socket.create_connection(page.getsockname(), 60)))
@@ -265,7 +265,7 @@ def test_who_says_nothing_to_the_page_is_let_go(monkeypatch: pytest.MonkeyPatch)
         raise AssertionError("nobody asked")
 
     try:
-        front.serve(app, page)
+        front.serve(lambda: app, page)
         with socket.create_connection(page.getsockname(), 60) as silent:
             assert silent.recv(1) == b""
     finally:
