@@ -7,8 +7,9 @@ then compared with the plan. The others change in secret what the engine resolve
 must not come up: the settings that the gate names are compared with those that were changed. Settings of a case go
 through the plan (`--set`), its arguments and variables do not.
 
-A case costs a start; those that are refused end before anything is compiled. OUT.json is written anew after each. Ends
-with 1 when a case did not end as it must.
+A case costs a start; those that are refused end before anything is compiled. OUT.json is written anew after each, with
+the hash that the registry asks of a receipt: it goes to `profiles/receipts/starts/`, where platforms cite what a card
+was seen to hold. Ends with 1 when a case did not end as it must, with 3 when the weights are not there.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.host import host
+from slimserve import receipt_file
 from slimserve.engine import command, door
 from slimserve.engine.attempt import Launch
 from slimserve.engine.gate import expected, verdict
 from slimserve.engine.gate.checks import CHECKS
-from slimserve.engine.gate.words import RESOLVED_NAME
-from slimserve.engine.record import LOG_NAME
+from slimserve.engine.gate.words import FOLDER_NAME, RESOLVED_NAME
+from slimserve.engine.record import LOG_NAME, read_fields
 from slimserve.engine.supervisor import Supervisor
 from slimserve.errors import Failed, Finding, Refused
 from slimserve.plan import Plan
@@ -155,12 +157,19 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=CASES, help="all, unless some are named")
     args = parser.parse_args()
     session = open_session(os.environ)
-    result: dict[str, Any] = {"host": host(), **machine(session), "profile": args.profile, "cases": {}}
+    on_disk = session.weights(session.registry.subject(session.resolve(args.profile)))
+    if not on_disk.ready:
+        do = f"have them first: slimserve {args.profile} --fetch"
+        print(f"plan_check: the weights are not complete in {on_disk.folder}; {do}", file=sys.stderr)
+        sys.exit(Refused.exit_code)
+    result: dict[str, Any] = {"schema": receipt_file.SCHEMA, "kind": "start", "profile": args.profile}
+    result |= {"host": host(), **machine(session), "cases": {}}
     for name in args.case or CASES:
         began = time.monotonic()
         seen = run(session, args.profile, CASES[name])
         seen["seconds"] = round(time.monotonic() - began, 1)
         result["cases"][name] = seen
+        result["sha256"] = receipt_file.digest(result)
         args.out.write_text(json.dumps(result, indent=1) + "\n")
         print(f"{name}: {seen['outcome']} after {seen['seconds']:.0f} s", *seen.get("findings", ()), sep="\n  ")
         sys.stdout.flush()
@@ -212,10 +221,16 @@ def run(session: Session, profile_id: str, case: Case) -> dict[str, Any]:
         except Refused as refused:
             named = {finding.what.split(":", 1)[0] for finding in refused.findings}
             outcome = {"outcome": "refused" if named == case.differs else "refused for other settings"}
-            outcome["findings"] = shown(refused.findings)
+            outcome |= {"findings": shown(refused.findings), "memory": memory(launch.run_folder)}
         except Failed as failed:
             outcome = {"outcome": "ended by itself", "findings": [*shown(failed.findings), *raised(launch.run_folder)]}
     return {**asked(case), **outcome, "said": said[-12:]}
+
+
+def memory(run_folder: Path) -> Any:
+    """What the first rank measured of its card; None when it gave no word."""
+    word = read_fields(run_folder / FOLDER_NAME / "rank-0-0.json")
+    return None if word is None else word["observed"].get("memory")
 
 
 def raised(run_folder: Path) -> list[str]:

@@ -149,10 +149,25 @@ def first_tokens(samples: dict[str, list[float]]) -> dict[str, Any]:
     if not all(samples.values()):
         return {}
     medians = {side: statistics.median(values) for side, values in samples.items()}
+    more = [served - bare for served, bare in zip(samples["served"], samples["bare"], strict=False)]
     return {
         "first_token_s": {side: round(value, 2) for side, value in medians.items()},
         "first_token_difference_s": round(medians["served"] - medians["bare"], 2),
+        "first_token_difference_of_a_round_s": round(statistics.median(more), 2),
     }
+
+
+def in_turns(served: Server, bare: Server, args: argparse.Namespace, rates: dict[str, list[float]]) -> None:
+    """Batches on one and on the other; while one answers, the other is halted."""
+    rng = random.Random(1)
+    turns = {"served": (served, bare), "bare": (bare, served)}
+    for pair in range(args.pairs):
+        for side in sorted(turns, reverse=pair % 2 == 0):
+            server, other = turns[side]
+            with halted([other]):
+                # An engine that has just waited for the other's turn is slow at first; that is not compared.
+                batch_rate(server.port, rng, args.streams, args.tokens // 4)
+                rates[side].append(round(batch_rate(server.port, rng, args.streams, args.tokens), 2))
 
 
 def main() -> None:
@@ -186,16 +201,9 @@ def main() -> None:
                 with running(sides[side], args.port) as server:
                     first[side].append(round(server.seconds, 2))
                 print(f"round {turn} {side}: first token after {server.seconds:.2f} s", file=sys.stderr)
-        rng = random.Random(1)
-        with running(by_make, args.port) as served, running(by_hand, args.port + 1) as bare:
-            turns = {"served": (served, bare), "bare": (bare, served)}
-            for pair in range(args.pairs):
-                for side in sorted(turns, reverse=pair % 2 == 0):
-                    server, other = turns[side]
-                    with halted([other]):
-                        # An engine that has just waited for the other's turn is slow at first; that is not compared.
-                        batch_rate(server.port, rng, args.streams, args.tokens // 4)
-                        rates[side].append(round(batch_rate(server.port, rng, args.streams, args.tokens), 2))
+        if args.pairs:
+            with running(by_make, args.port) as served, running(by_hand, args.port + 1) as bare:
+                in_turns(served, bare, args, rates)
     complete_pairs = min(map(len, rates.values()))  # of one that was interrupted, half may be there
     result = {
         "profile": PROFILE,

@@ -33,6 +33,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _BYTES = 256
+_SPACE = "\u0120"
 
 
 def main() -> None:
@@ -69,7 +70,7 @@ def files(model: Model, quantisation: Quantisation | None) -> dict[str, Any]:
     return {
         "config.json": config(model) | ({} if quantisation is None else {"quantization_config": fp8(model)}),
         "generation_config.json": {"do_sample": True, "eos_token_id": _BYTES + 1, **sampling},
-        "tokenizer.json": tokenizer(),
+        "tokenizer.json": tokenizer(model.geometry.vocab_size),
         "tokenizer_config.json": {
             "chat_template": TEMPLATE,
             "clean_up_tokenization_spaces": False,
@@ -129,8 +130,13 @@ def _whole(model: Model) -> Iterator[str]:
         yield from (f"{root}.{layer}.{part}" for layer in range(count) for part in parts)
 
 
-def tokenizer() -> dict[str, Any]:
-    """tokenizer.json of a byte-level BPE without merges: a token is a byte, and two more open and close a turn."""
+def tokenizer(vocab_size: int) -> dict[str, Any]:
+    """tokenizer.json of a byte-level BPE without merges: a token is a byte, and two more open and close a turn.
+
+    All others up to `vocab_size` stand for a number: no text is encoded to one, and noise that is made of them can be
+    read, so that a client sees when tokens come.
+    """
+    numbers = {f"{_SPACE}{n}": n for n in range(_BYTES + len((START, END)), vocab_size)}
     added = [
         {
             "id": _BYTES + place,
@@ -153,7 +159,7 @@ def tokenizer() -> dict[str, Any]:
         "pre_tokenizer": level,
         "post_processor": None,
         "decoder": level,
-        "model": {"type": "BPE", "vocab": {letter: n for n, letter in enumerate(_letters())}, "merges": []},
+        "model": {"type": "BPE", "vocab": {letter: n for n, letter in enumerate(_letters())} | numbers, "merges": []},
     }
 
 

@@ -141,6 +141,13 @@ def keys(environment: Mapping[str, str], host: str) -> Keys:
     return Keys(file, not counts, hashes)
 
 
+def shuts_out(keys: Keys) -> str | None:
+    """That a key is asked for which nobody has, in a sentence; None where somebody has one, or none is asked for."""
+    if not keys.required or keys.hashes or keys.file is None or load(keys.file):
+        return None
+    return f"a key is asked for, and {_lack(keys.file, True)}: nobody gets in before slimserve --add-key NAME"
+
+
 def _lack(file: Path | None, is_there: bool) -> str:
     if file is None:
         return "SLIMSERVE_KEYS names no keys file"

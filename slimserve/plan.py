@@ -210,6 +210,7 @@ def describe(platform: Platform, needed_disk_bytes: int) -> Machine:
             architecture=platform.architecture,
             cores=needs.cores.value if needs.cores else 1,
             flags=needs.cpu_flags.value if needs.cpu_flags else None,
+            numa_nodes=platform.numa_nodes,
         ),
         memory=Memory(
             total_bytes=memory,

@@ -85,6 +85,8 @@ class Platform:
     """machine architecture of the host"""
     nodes: Annotated[int, Between(1, 64)] = 1
     """machines of this kind that one endpoint spans; all else here is of one of them"""
+    numa_nodes: Annotated[int, Between(1, 64)] = 1
+    """of each machine: the processor sockets, each with memory of its own"""
     gpus: Accelerators | None = None
     needs: Needs
 

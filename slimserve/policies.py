@@ -46,6 +46,11 @@ POLICIES: tuple[Policy, ...] = (
         checks.prefix_caching,
     ),
     Policy(
+        "sparse-states",
+        "A hybrid keeps the states at the ends of what it has read, and none in between (retention interval 0).",
+        "The plan counts one state for each conversation that waits; denser ones push others out of the same pool.",
+    ),
+    Policy(
         "exact-kv",
         "The main KV cache is bf16.",
         "A compressed cache was seen to change answers without garbling them.",

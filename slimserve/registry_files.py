@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slimserve import receipt_file
 from slimserve.consistency import check_consistency, check_environment
 from slimserve.errors import Finding, RegistryError, raise_if_any
 from slimserve.model import Checkpoint, Model
@@ -34,6 +35,8 @@ _FILLER = frozenset(
 _WORD = re.compile(r"[a-z0-9.]+")
 _OBSERVED = re.compile(r"\b(?:seen|observed|measured|timed|tried)\b")
 MIN_REASON_WORDS = 4
+# Below receipts/: what `harness.plan_check` saw of starts. They are of a card, and no profile is measured by them.
+STARTS = "starts/"
 
 
 def load_registry(folder: Path, reserved: frozenset[str] = frozenset()) -> Registry:
@@ -229,10 +232,23 @@ class _Texts:
                 "there is no such policy",
                 nearest(evidence.policy, BY_ID),
             )
-        if evidence.receipt is not None and not (self.folder / "receipts" / evidence.receipt).is_file():
+        if evidence.receipt is not None:
+            yield from self._receipt((*loc, "receipt"), key, evidence.receipt)
+
+    def _receipt(self, loc: Loc, key: str, name: str) -> Iterator[Problem]:
+        """A file that is not there; of a start, one that is not as it was written (`slimserve.covering` has others)."""
+        path = self.folder / "receipts" / name
+        if path.is_file():
+            if name.startswith(STARTS):
+                try:
+                    receipt_file.read(path)
+                except receipt_file.Unreadable as error:
+                    do = "restore it as it was committed, or measure anew: python -m harness.plan_check"
+                    yield Problem(loc, f"{key} cites the receipt {name}", str(error), do)
+        else:
             yield Problem(
-                (*loc, "receipt"),
-                f"{key} cites the receipt {evidence.receipt}",
+                loc,
+                f"{key} cites the receipt {name}",
                 "profiles/receipts has no such file",
                 "commit the receipt",
             )

@@ -155,6 +155,8 @@ def launch(
     keys = exposure.keys(session.environment, host)
     if not measured:
         _refuse_verification(profile)
+    if (nobody := exposure.shuts_out(keys)) is not None:
+        say(nobody)
     plan, built, planned = _judge(session, profile, host, port, keys, origins, seat)
     nodes = None
     if seat is not None:

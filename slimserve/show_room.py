@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from slimserve.machine import GIB
 from slimserve.plan import Room
 from slimserve.planner.budget import Budget
+from slimserve.planner.capacity import BLOCKS_SHARE
 from slimserve.planner.fitting import capture_size
 
 _WIDTH = 110
@@ -47,6 +48,13 @@ def _capacity(room: Room) -> Iterator[tuple[str, str]]:
     spare = held.slots - slots
     yield "block", f"{held.block_tokens:,} tokens, {held.slab_bytes:,} B over all layers"
     yield "pool", f"{held.pool_blocks:,} blocks; {held.pool_tokens:,} tokens as the engine's log counts them"
+    if room.rank.card_bytes is not None:
+        off = int(held.pool_blocks * BLOCKS_SHARE)
+        yield (
+            "at a start",
+            f"refused unless the engine has {held.pool_blocks - off:,} to {held.pool_blocks + off:,} of these blocks: "
+            f"{BLOCKS_SHARE:.0%}, {off * held.slab_bytes / GIB:.2f} GiB",
+        )
     yield (
         "a request",
         f"of {held.slot_context_tokens:,} tokens takes up to {held.slot_blocks} blocks, "

@@ -24,7 +24,7 @@ MODEL = replace(HYBRID, geometry=replace(HYBRID.geometry, linear_key_head_dim=12
 def hybrid_plan(folder: Path, **changed: Any) -> Plan:
     """The plan of the CPU profile for a small hybrid that lies in `folder`, with other values of `engine`."""
     sizes = {"max_model_len": 4096, "max_num_batched_tokens": 2048, "kv_cache_memory_bytes": 150_000_000}
-    profile = with_engine(PROFILE, **{"mamba_cache_mode": "align", **sizes, **changed})
+    profile = with_engine(PROFILE, **{"mamba_cache_mode": "align", "load_format": "dummy", **sizes, **changed})
     return plan_of(replace(profile, model=MODEL.id), MODEL, folder)
 
 

@@ -32,6 +32,7 @@ ASKED = ("/health", "/metrics", STATE_PATH)
 # What no profile decides: (engine's name, value, policy).
 FIXED: tuple[tuple[str, Any, str], ...] = (
     ("trust_remote_code", False, "pinned-revision"),
+    ("prefix_cache_retention_interval", 0, "sparse-states"),
     ("api_server_count", 1, "one-api-server"),
     ("allowed_origins", [], "loopback"),
     ("generation_config", "auto", "never-greedy"),

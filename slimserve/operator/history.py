@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from slimserve.engine.state import State
 from slimserve.operator.prometheus import Reading, quantile, rate, ratio, same_process
 
 INTERVAL_SECONDS = 5.0
 POINTS = 720
+SERVING = frozenset({State.READY, State.DRAINING})
 
 # The door's own metrics, as slimserve/admission/metrics.py registers them.
 IN_FLIGHT = "slimserve_in_flight"
@@ -121,8 +123,12 @@ class History:
         return self._points[-1] if self._points else None
 
     def add(self, time: float, state: str, reading: Reading | None) -> Point:
-        """Take in one reading; None while no engine answers, which ends the comparison with the one before."""
-        point = make_point(time, state, self._reading, reading)
+        """Take in one reading; None while no engine answers, which ends the comparison with the one before.
+
+        What an engine did before it was ready, the start's own question among it, is nobody's waiting.
+        """
+        served = self.latest is not None and self.latest.state in SERVING
+        point = make_point(time, state, self._reading if served else None, reading)
         self._reading = reading
         self._points.append(point)
         return point

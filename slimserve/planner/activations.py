@@ -30,11 +30,13 @@ class Activations:
     Args:
         profiled_bytes: as the engine's profiling sees it.
         beyond_bytes: what the same step takes more when its prompt is real.
+        kept_bytes: of `profiled_bytes`, what stays: the experts' workspaces.
         widest: the part of a layer where the first peak lies.
     """
 
     profiled_bytes: int
     beyond_bytes: int
+    kept_bytes: int
     widest: str
 
 
@@ -70,7 +72,7 @@ def activations(shape: Shape, layout: Layout, step: Step, experts_per_token: int
     real["logits"] = _logits(shape, layout, step.requests * (1 + layout.speculative_tokens), step.tokens)
     widest = max(profiled, key=lambda name: profiled[name])
     beyond = max(0, max(real.values()) - profiled[widest])
-    return Activations(shared + profiled[widest], beyond, widest)
+    return Activations(shared + profiled[widest], beyond, shared, widest)
 
 
 def decode_bytes(shape: Shape, layout: Layout, step: Step, experts_per_token: int) -> int:

@@ -8,6 +8,9 @@ from typing import Any
 from slimserve.planner.rank import Rank, Sizes
 from slimserve.records import dataclass
 
+BLOCKS_SHARE = 0.02
+"""by how much an engine's blocks may differ from the plan's where memory decides: no two starts measure the same"""
+
 
 @dataclass(frozen=True)
 class Capacity:

@@ -120,7 +120,7 @@ def test_a_hybrid_as_planned_serves_and_its_configuration_is_written_down(hybrid
     for run in ("first", "second"):
         home = tmp_path / run
         home.mkdir()
-        started = endpoint(hybrid, home, "--load-format", "dummy")
+        started = endpoint(hybrid, home)
         started.serve()
         resolved = started.resolved
         digests.append(resolved["sha256"])
@@ -139,7 +139,7 @@ def test_a_hybrid_as_planned_serves_and_its_configuration_is_written_down(hybrid
 def test_each_rank_and_each_replica_gives_its_word(hybrid: Plan, home: Path, parallel: str) -> None:
     both = hybrid_plan(hybrid.weights.folder, **{parallel: 2})
     assert len(expected.processes(both)) == (4 if parallel == "tensor_parallel_size" else 5)
-    started = endpoint(both, home, "--load-format", "dummy")
+    started = endpoint(both, home)
     started.serve()
     assert started.resolved["resolved"]["settings"].keys() == set(expected.processes(both))
 
@@ -158,12 +158,29 @@ def test_what_the_engine_is_told_otherwise_is_a_line_each(dense: Plan, home: Pat
     assert "max_model_len: planned 2048, resolved 1024 in rank-0-0" in refused
 
 
-def test_an_environment_that_makes_a_hybrid_fall_back_is_seen(hybrid: Plan, home: Path) -> None:
-    changed = endpoint(hybrid, home, "--load-format", "dummy", VLLM_USE_BREAKABLE_CUDAGRAPH="1")
-    assert settings_of(changed.refusals()) == {"breakable_graphs"}
+def test_what_makes_a_hybrid_fall_back_is_a_line_each(hybrid: Plan, home: Path) -> None:
+    """Breakable graphs by the environment, states in another type, denser checkpoints (engine's silent changes)."""
+    more = ["--mamba-ssm-cache-dtype", "bfloat16", "--prefix-cache-retention-interval", "None"]
+    changed = endpoint(hybrid, home, *more, VLLM_USE_BREAKABLE_CUDAGRAPH="1")
+    assert settings_of(changed.refusals()) == {
+        "breakable_graphs",
+        "mamba_ssm_cache_dtype",
+        "prefix_cache_retention_interval",
+        "cache_groups",
+        "cache_blocks",
+        "block_bytes",
+    }
 
 
-def test_a_generation_config_that_changes_the_sampling_is_seen(dense: Plan, home: Path) -> None:
+def test_states_that_no_prefix_is_resumed_from_are_seen(hybrid: Plan, home: Path) -> None:
+    """Without align the engine switches prefix caching off or keeps states elsewhere; two servers count apart."""
+    changed = endpoint(hybrid, home, "--mamba-cache-mode", "none", "--api-server-count", "2")
+    refused = settings_of(changed.refusals())
+    assert {"mamba_cache_mode", "api_server_count"} <= refused
+
+
+def test_what_the_api_server_makes_of_a_model_is_a_line_each(dense: Plan, home: Path) -> None:
+    """A generation config that takes the sampling over; parsers and template arguments of somebody's."""
     folder = home / "model"
     folder.mkdir()
     for file in dense.weights.folder.iterdir():
@@ -172,9 +189,17 @@ def test_a_generation_config_that_changes_the_sampling_is_seen(dense: Plan, home
     (folder / "generation_config.json").unlink(missing_ok=True)
     (folder / "generation_config.json").write_text(json.dumps({"top_k": 5}))
     other = replace(dense, weights=replace(dense.weights, folder=folder))
-    (refused,) = endpoint(other, home).refusals()
-    assert refused.startswith("sampling_defaults: planned")
-    assert '"top_k": 5' in refused
+    more = ["--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--enable-auto-tool-choice"]
+    refused = endpoint(other, home, *more, "--default-chat-template-kwargs", '{"enable_thinking": false}').refusals()
+    assert settings_of(refused) == {
+        "sampling_defaults",
+        "reasoning_parser",
+        "tool_call_parser",
+        "enable_auto_tool_choice",
+        "default_chat_template_kwargs",
+    }
+    (sampling,) = (line for line in refused if line.startswith("sampling_defaults"))
+    assert '"top_k": 5' in sampling
 
 
 @pytest.mark.parametrize("plugins", ["", "another"])

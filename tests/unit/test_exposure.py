@@ -13,7 +13,7 @@ from slimserve import paths
 from slimserve.admission.config import Config
 from slimserve.admission.keys import digest
 from slimserve.errors import Refused, UsageError
-from slimserve.exposure import Keys, check_origins, keys, reach
+from slimserve.exposure import Keys, check_origins, keys, reach, shuts_out
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +51,15 @@ def test_a_folder_that_cannot_be_looked_into_hides_no_keys(
     monkeypatch.setattr(os, "lstat", refuse)
     with pytest.raises(Refused, match="cannot be read"):
         keys(environment, "127.0.0.1")
+
+
+def test_a_key_that_is_asked_for_and_that_nobody_has_is_told(environment: dict[str, str], tmp_path: Path) -> None:
+    empty = {"SLIMSERVE_KEYS": str(write(tmp_path / "empty", "# nobody\n"))}
+    told = shuts_out(keys(environment | empty, "127.0.0.1"))
+    assert told is not None and f"{tmp_path / 'empty'} holds none" in told and "--add-key" in told
+    some = {"SLIMSERVE_KEYS": str(write(tmp_path / "some", line("alice", ALICE)))}
+    for more in ({}, some, empty | {"SLIMSERVE_API_KEY": "sk-env"}):
+        assert shuts_out(keys(environment | more, "127.0.0.1")) is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "0", "fe80::1", "2001:db8::1"])

@@ -185,6 +185,18 @@ def test_an_engine_that_is_away_or_new_leaves_a_gap() -> None:
     assert {getattr(unseen, name) for name in RATES} == {None}
 
 
+def test_the_question_of_the_start_is_nobodys_waiting() -> None:
+    history = History()
+    readings = [parse(run_on(s, 1.0, 1, 0, 24, 0), 100.0 + s) for s in (0, 5, 10)]
+    states = ("warming", "ready", "ready")
+    warming, ready, serving = (
+        history.add(100.0 + 5 * place, state, reading)
+        for place, (state, reading) in enumerate(zip(states, readings, strict=True))
+    )
+    assert {getattr(point, name) for point in (warming, ready) for name in RATES} == {None}
+    assert serving.generated_per_s is not None
+
+
 def test_history_keeps_an_hour_in_columns() -> None:
     history = History()
     assert history.latest is None

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from plan_support import REGISTRY, setting, with_engine
 
+from slimserve import exposure
 from slimserve.engine.command import FIXED
 from slimserve.engine.variables import FIXED_ENVIRONMENT, OWNED
-from slimserve.errors import RegistryError
+from slimserve.errors import Refused, RegistryError
 from slimserve.model import Checkpoint, HuggingFace
 from slimserve.policies import BY_ID, POLICIES, broken
 from slimserve.policy_checks import ranks_of_experts
@@ -318,14 +319,70 @@ def test_every_way_of_breaking_is_tried_on_some_profile() -> None:
             assert any(breaker(subject) is not None for subject in subjects), breaker.__name__
 
 
-def test_the_exceptions_are_exceptions() -> None:
-    """The one case that each checked policy allows is allowed."""
-    quantised = REGISTRY.profiles["qwen38max-nvfp4-b200x8"]
-    assert quantised.engine.kv_cache_dtype.value == "fp8"
-    eager = REGISTRY.default
-    assert eager.engine.enforce_eager.value
-    assert eager.engine.tool_call_parser is None
-    assert [*broken(REGISTRY.subject(quantised)), *broken(REGISTRY.subject(eager))] == []
+def _subject(name: str) -> Subject:
+    return REGISTRY.subject(REGISTRY.profiles[name])
+
+
+def _quantised_kv() -> Subject:
+    subject = _subject("qwen38max-nvfp4-b200x8")
+    assert subject.profile.engine.kv_cache_dtype.value == "fp8"
+    return subject
+
+
+def _eager_on_a_cpu() -> Subject:
+    subject = REGISTRY.subject(REGISTRY.default)
+    assert subject.profile.engine.enforce_eager.value
+    return subject
+
+
+def _no_parsers() -> Subject:
+    subject = REGISTRY.subject(REGISTRY.default)
+    assert subject.profile.engine.tool_call_parser is None
+    return subject
+
+
+def _verification() -> Subject:
+    subject = REGISTRY.subject(REGISTRY.default)
+    policy = replace(subject.profile.policy, greedy=setting("verification"))
+    return replace(subject, profile=replace(subject.profile, policy=policy))
+
+
+def _slice() -> Subject:
+    subject = _subject("qwen38fn-slice12-fp8-h200x1")
+    load_format = subject.profile.engine.load_format
+    assert load_format is not None and load_format.value == "dummy"
+    return subject
+
+
+def _reachable_with_a_key() -> Subject:
+    subject = REGISTRY.subject(REGISTRY.default)
+    with pytest.raises(Refused, match="is not loopback, and there is no key"):
+        exposure.keys({"SLIMSERVE_KEYS": "/nowhere/keys"}, "0.0.0.0")
+    assert exposure.keys({"SLIMSERVE_KEYS": "/nowhere/keys", "SLIMSERVE_API_KEY": "sk-one"}, "0.0.0.0").required
+    return subject
+
+
+def _unlisted() -> Subject:
+    subject = _subject("qwen38max-nvfp4-b200x8")
+    source = subject.model.drafters["dspark"].checkpoint.huggingface
+    assert source is not None and source.revision is None
+    return subject
+
+
+EXCEPTIONS: dict[str, Callable[[], Subject]] = {
+    "exact-kv": _quantised_kv,
+    "graphs-cover-decode": _eager_on_a_cpu,
+    "tool-calling": _no_parsers,
+    "never-greedy": _verification,
+    "real-weights": _slice,
+    "loopback": _reachable_with_a_key,
+    "pinned-revision": _unlisted,
+}
+
+
+@pytest.mark.parametrize("policy", sorted(policy.id for policy in POLICIES if policy.exception))
+def test_the_one_exception_of_a_policy_is_allowed(policy: str) -> None:
+    assert list(broken(EXCEPTIONS[policy]())) == []
 
 
 def test_no_key_of_a_profile_reaches_what_the_command_fixes() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slimserve.shapes import Between, Matching, Problem, Satisfying, ShapeError, build, plain
+from slimserve.shapes import Between, Matching, Problem, Satisfying, ShapeError, build, nearest, plain
 
 T = TypeVar("T")
 Small = Annotated[int, Between(1, 9)]
@@ -222,3 +222,11 @@ def test_a_name_of_an_enumeration_becomes_its_member_and_is_plain_again() -> Non
         with pytest.raises(ShapeError, match=r"bark = .* is not valid") as caught:
             build(Trunk, {"bark": wrong})
         assert caught.value.problems[0].do == "use rough or smooth"
+
+
+def test_several_names_that_begin_so_are_all_as_near() -> None:
+    names = ["h200x1", "h200x2", "h200x8", "b200x4"]
+    assert nearest("h200", names).startswith("did you mean h200x1 or h200x2 or h200x8? valid: b200x4")
+    assert nearest("h200x", ["h200x8", "b200x4"]).startswith("did you mean h200x8? ")
+    assert nearest("", names).startswith("valid: ")
+    assert nearest("zz", names).startswith("valid: ")

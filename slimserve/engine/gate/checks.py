@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from slimserve.geometry.caches import ring_rows
 from slimserve.plan import Plan
+from slimserve.planner.capacity import BLOCKS_SHARE
 from slimserve.profile import Engine
 from slimserve.records import dataclass
 from slimserve.shapes import plain
@@ -23,8 +24,6 @@ CACHE: tuple[Role, ...] = ("core", "rank")
 RANK: tuple[Role, ...] = ("rank",)
 API: tuple[Role, ...] = ("api",)
 
-BLOCKS_SHARE = 0.02
-"""by how much blocks may differ where memory decides: two starts on one card do not measure the same"""
 # vllm 0.32, config/vllm.py DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES: those of our models that are in it.
 BREAKABLE = frozenset({"Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"})
 # The lock of the lane (requirements/*.lock). The CUDA lane has none yet: the engine's own version alone is sure there.
