@@ -7,7 +7,7 @@ In each round all drive the same closed loop, in turn, the order swapped from ro
 that nobody has sent before (a prefix cache would favour whoever comes second), so many at a time, each answered by
 exactly so many tokens. The server is the fake one, whose delays scatter, unless `--url` names another. The numbers are
 derived by the same rules from what each client noted of each request. Reported are the paired ratios, ours to theirs,
-with the 95% bootstrap interval of their median; `agree` says whether that contains 1. guidellm is not of this project's
+with the 95% bootstrap interval of their median: they agree when that contains 1 and is narrow. guidellm is not of this project's
 environment: `--guidellm` names its program in another, and it takes part. It tells no single inter-token latencies.
 `vllm bench serve` reads prompts with pandas, which that environment leaves out: it has to be on PYTHONPATH.
 Prints JSON, of what it has when it is interrupted.
@@ -36,7 +36,7 @@ from harness.client_bench import serving
 from harness.host import host
 from harness.sample import Conversation, Job
 from harness.serve_bench import WORDS
-from harness.stats import paired_ratio
+from harness.stats import Interval, paired_ratio
 
 Numbers = dict[str, float]
 
@@ -54,6 +54,8 @@ main(parser.parse_args())
 # The fake server: an answer of 64 tokens takes 0.75 s.
 FAKE = {"delay": 0.1, "interval": 0.01, "jitter": 0.3}
 OF = {"ttft_ms": "median", "itl_ms": "median", "itl_mean_ms": "mean", "tokens_a_second": "of the whole run"}
+RESOLUTION = 0.05
+"""of an interval that proves agreement, to each side of 1"""
 SILENT_ENV = {"TQDM_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 
 
@@ -141,6 +143,14 @@ def said_by(argv: list[str], result: Path) -> Any:
     return json.loads(result.read_text())
 
 
+def verdict(ratio: Interval) -> str:
+    """Whether two clients measured the same; an interval that would hold a great difference too proves nothing."""
+    if not ratio.contains(1.0):
+        return "differ"
+    narrow = ratio.low > 1 - RESOLUTION and ratio.high < 1 + RESOLUTION
+    return "agree" if narrow else "inconclusive"
+
+
 def compared(ours: list[Numbers], theirs: list[Numbers]) -> dict[str, Any]:
     """The paired ratios of each number, with their interval; nothing of fewer than two pairs."""
     pairs = min(len(ours), len(theirs))
@@ -156,7 +166,7 @@ def compared(ours: list[Numbers], theirs: list[Numbers]) -> dict[str, Any]:
             "theirs": round(statistics.median(other), 3),
             "ratio": round(ratio.estimate, 5),
             "ratio_95": [round(ratio.low, 5), round(ratio.high, 5)],
-            "agree": ratio.contains(1.0),
+            "verdict": verdict(ratio),
         }
     return found
 

@@ -58,7 +58,7 @@ def test_nothing_but_the_profile_departs_from_the_defaults(profile_id: str) -> N
             assert value == getattr(default, name), name
 
 
-def test_a_false_in_the_profile_is_false_in_the_engine() -> None:
+def test_a_false_in_the_profile_is_false_in_the_engine() -> None:  # A1
     _, built, parsed = parse("qwen38fn-fp8-3090x8")
     assert "--no-enable-flashinfer-autotune" in built.argv
     assert parsed.enable_flashinfer_autotune is False

@@ -172,7 +172,7 @@ def test_what_makes_a_hybrid_fall_back_is_a_line_each(hybrid: Plan, home: Path) 
     }
 
 
-def test_states_that_no_prefix_is_resumed_from_are_seen(hybrid: Plan, home: Path) -> None:
+def test_states_that_no_prefix_is_resumed_from_are_seen(hybrid: Plan, home: Path) -> None:  # C3
     """Without align the engine switches prefix caching off or keeps states elsewhere; two servers count apart."""
     changed = endpoint(hybrid, home, "--mamba-cache-mode", "none", "--api-server-count", "2")
     refused = settings_of(changed.refusals())

@@ -51,7 +51,7 @@ def metrics_of(door: Door) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-def test_beyond_the_cap_it_is_429_and_what_was_admitted_completes(door: Door) -> None:
+def test_beyond_the_cap_it_is_429_and_what_was_admitted_completes(door: Door) -> None:  # C1
     held = [door.start({"stream": True}, chunks=2, interval=0.5) for _ in range(4)]
     busy(door, 4)
     answer = door.ask()

@@ -59,7 +59,7 @@ async def line_up(slots: Slots, holder: str, count: int = 1) -> asyncio.Task[Slo
     return task
 
 
-def test_the_97th_at_a_cap_of_96_is_told_when_to_come_back() -> None:
+def test_the_97th_at_a_cap_of_96_is_told_when_to_come_back() -> None:  # C1
     async def case() -> None:
         slots = make(96)
         held = [await slots.take("a") for _ in range(96)]

@@ -123,6 +123,14 @@ ON_TWO_CARDS: list[tuple[str, str, dict[str, Any]]] = [
     ("experts cut", "rank-0-0", {"enable_expert_parallel": False}),
     ("other expert kernels", "rank-0-0", {"moe_backend": "marlin"}),
     ("another prefill kernel", "rank-0-0", {"gdn_prefill_backend": "triton"}),
+    ("other expert kernels than were asked for", "rank-0-1", {"expert_kernels": ["MARLIN"]}),
+    ("the engine's own share of the card", "core-0", {"gpu_memory_utilization": 0.92}),
+    ("kernels tuned at the start", "api", {"enable_flashinfer_autotune": True}),
+    ("the n-gram table on the card", "rank-0-0", {"engram_cpu_offload": False}),
+    ("weights that nobody read", "rank-0-0", {"load_format": "dummy"}),
+    ("the vision tower", "api", {"language_model_only": False}),
+    ("one selection a draft", "rank-0-0", {"index_share_for_mtp_iteration": False}),
+    ("another depth by load", "core-0", {"speculation_by_load": [[1, 8, 3]]}),
     ("a parser of another model", "api", {"reasoning_parser": ["deepseek_r1"]}),
     ("no tool parser", "api", {"tool_call_parser": "none"}),
     (
@@ -146,13 +154,21 @@ def test_a_silent_change_on_cards_is_a_difference(change: str, process: str, fie
     assert set(differing(process, planned, {**whole, **fields})) == set(fields)
 
 
-# What an engine on a real H200 became (harness/results), with that one field changed: the rows above but for those of
-# which the slice says nothing or just that; with MTP where it takes a drafter.
-H200 = json.loads((ROOT / "harness/results/2026-11-30-plan-check-h200.json").read_text())["runs"][0]["cases"]
+# What an engine on a real H200 became (profiles/receipts/starts), with that one field changed: the rows above but for
+# those of which the slice says nothing or just that; with MTP where it takes a drafter.
+H200 = json.loads((ROOT / "profiles/receipts/starts/2026-11-30-h200x1-slice12.json").read_text())["cases"]
 SLICE = "qwen38fn-slice12-fp8-h200x1"
-NOT_OF_THE_SLICE = {"enable_expert_parallel", "draft_kv_cache_dtype", "gdn_prefill_backend", "tool_call_parser"}
+NOT_OF_THE_SLICE = {
+    "enable_expert_parallel",
+    "draft_kv_cache_dtype",
+    "gdn_prefill_backend",
+    "tool_call_parser",
+    "load_format",
+    "language_model_only",
+}
+OF_A_DRAFTER = {"drops_last_block", "num_speculative_tokens", "index_share_for_mtp_iteration", "speculation_by_load"}
 ON_THE_H200 = [
-    (bool(fields.keys() & {"drops_last_block", "num_speculative_tokens"}), process.replace("-1", "-0"), fields)
+    (bool(fields.keys() & OF_A_DRAFTER), process.replace("-1", "-0"), fields)
     for _, process, fields in ON_TWO_CARDS
     if not fields.keys() & NOT_OF_THE_SLICE
 ]
@@ -164,7 +180,7 @@ def on_the_h200(mtp: bool) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     changed, _ = what_if.change(REGISTRY.profiles[SLICE], settings)
     subject = REGISTRY.subject(changed)
     real: dict[str, dict[str, Any]] = {}
-    for row in H200["planned-mtp" if mtp else "planned"]["settings"]:
+    for row in H200["planned-mtp" if mtp else "planned"]["compared"]:
         real.setdefault(row["process"], {})[row["setting"]] = value_of(row["real"])
     return expected.planned(make_plan(subject, machine_of(subject), WEIGHTS)), real
 

@@ -7,7 +7,8 @@ import random
 import pytest
 from harness_support import ModelServer
 
-from harness.agreement import by_ours, compared, numbers, prompts_of
+from harness.agreement import by_ours, compared, numbers, prompts_of, verdict
+from harness.stats import Interval
 
 
 def test_numbers_of_a_run() -> None:
@@ -24,13 +25,19 @@ def test_ten_percent_is_no_agreement_and_noise_around_nothing_is() -> None:
     ours = [numbers([rng.uniform(0.99, 1.01)], [rng.uniform(0.99, 1.01)], 100, 1.0) for _ in range(12)]
     theirs = [numbers([one["ttft_ms"] / 900], [rng.uniform(0.99, 1.01)], 100, 1.0) for one in ours]
     found = compared(ours, theirs)
-    assert {name: one["agree"] for name, one in found.items()} == {
-        "ttft_ms": False,
-        "itl_ms": True,
-        "itl_mean_ms": True,
-        "tokens_a_second": True,
+    assert {name: one["verdict"] for name, one in found.items()} == {
+        "ttft_ms": "differ",
+        "itl_ms": "agree",
+        "itl_mean_ms": "agree",
+        "tokens_a_second": "agree",
     }
     assert found["ttft_ms"]["ratio"] == pytest.approx(0.9)
+
+
+def test_an_interval_that_would_hold_a_tenth_proves_nothing() -> None:
+    assert verdict(Interval(1.0, 0.97, 1.03)) == "agree"
+    assert verdict(Interval(0.99, 0.9, 1.01)) == verdict(Interval(1.0, 0.99, 1.06)) == "inconclusive"
+    assert verdict(Interval(0.9, 0.85, 0.95)) == "differ"
 
 
 def test_what_only_one_side_tells_is_not_compared_and_one_pair_is_nothing() -> None:

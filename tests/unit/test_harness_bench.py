@@ -89,7 +89,7 @@ def test_the_same_seed_sends_the_same_prompts(tmp_path: Path, loaded: Loaded, to
     assert (first.workload.seed, other.workload.seed) == (1, 2)
 
 
-def test_what_the_cache_answered_is_no_cold_run(tmp_path: Path, loaded: Loaded, tokenizer_path: Path) -> None:
+def test_what_the_cache_answered_is_no_cold_run(tmp_path: Path, loaded: Loaded, tokenizer_path: Path) -> None:  # H3
     with ModelServer(cached=16) as server:
         (receipt,) = have(loaded, tokenizer_path, tmp_path, side(server.url))
     assert {one.setup.cache for one in receipt.points} == {"warm"}

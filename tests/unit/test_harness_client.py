@@ -131,7 +131,7 @@ def test_frames_cut_anywhere_by_packets() -> None:
         ({"stop": 6}, "usage counts 6 tokens of exactly 8"),
     ],
 )
-def test_a_server_that_lies_voids(server: ModelServer, fake: dict[str, Any], reason: str) -> None:
+def test_a_server_that_lies_voids(server: ModelServer, fake: dict[str, Any], reason: str) -> None:  # H2
     (sample,) = ask(server, job("lie", fake=fake))
     assert (sample.outcome, sample.reason, sample.status) == ("void", reason, 200)
 

@@ -65,7 +65,7 @@ def take_all(taken_from: PromptSource, wanted: list[int]) -> list[Prompt]:
 @given(wanted=lengths, form=forms, seed=seeds)
 def test_each_has_exactly_the_tokens_asked_for(
     tokenizer_path: Path, wanted: list[int], form: prompts.Form, seed: int
-) -> None:
+) -> None:  # H1
     taken = take_all(source(tokenizer_path, seed, form), wanted)
     assert [len(prompt.ids) for prompt in taken] == wanted
     if form == "text":  # by a tokenizer that is not the one that made it
@@ -94,7 +94,7 @@ def test_the_same_seed_gives_the_same_and_another_seed_others(
 @given(wanted=lengths, form=forms)
 def test_no_two_begin_alike_and_no_text_comes_twice(
     tokenizer_path: Path, wanted: list[int], form: prompts.Form
-) -> None:
+) -> None:  # H3
     taken_from = source(tokenizer_path, form=form)
     taken = [*take_all(taken_from, wanted), *taken_from.take(5, 64)]
     assert taken_from.laps == 0

@@ -178,7 +178,7 @@ def test_one_bad_answer_among_good_ones(tmp_path: Path, changes: dict[str, objec
     assert verify(receipt, tmp_path) == []
 
 
-def test_answers_that_were_lost_void_the_run(tmp_path: Path) -> None:
+def test_answers_that_were_lost_void_the_run(tmp_path: Path) -> None:  # H5
     def fill(recording: Recording) -> None:
         recording.add_point(Setup(name="c1", concurrency=1))
         recording.add("c1", 0, job(0), answer(0, 0, 0.1, 0.01))
@@ -201,7 +201,7 @@ def test_an_interrupted_run_keeps_what_it_had(tmp_path: Path) -> None:
     assert verify(receipt, tmp_path) == []
 
 
-def test_numbers_of_a_queue_are_called_that(tmp_path: Path) -> None:
+def test_numbers_of_a_queue_are_called_that(tmp_path: Path) -> None:  # H7
     def fill(recording: Recording) -> None:
         recording.add_point(Setup(name="c64", concurrency=64, slots=32))
         recording.add("c64", 0, job(0), answer(0, 0, 0.1, 0.01))

@@ -140,7 +140,7 @@ def test_a_library_that_does_not_start(code: int, remedy: str) -> None:
     assert remedy in found.gpu_problem.do
 
 
-def test_a_count_that_fails_is_not_taken_for_none() -> None:
+def test_a_count_that_fails_is_not_taken_for_none() -> None:  # A13
     assert "nvmlDeviceGetCount failed: Unknown Error" in what(ask(FakeNvml(Card(), fail={"nvmlDeviceGetCount": 999})))
 
 

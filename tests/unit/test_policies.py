@@ -392,7 +392,7 @@ def test_no_key_of_a_profile_reaches_what_the_command_fixes() -> None:
 
 
 @pytest.mark.parametrize("revision", ["main", "v1.0", "236dfdf2", "G" * 40])
-def test_a_revision_that_can_move_is_no_revision(revision: str) -> None:
+def test_a_revision_that_can_move_is_no_revision(revision: str) -> None:  # A16
     with pytest.raises(ShapeError):
         build(HuggingFace, {"repo": "owner/name", "revision": revision})
 

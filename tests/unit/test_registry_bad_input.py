@@ -51,7 +51,7 @@ CASES = [
         "misspelt engine key",
         BOX,
         "  enable_prefix_caching:",
-        "  enable_prefix_cachng:",
+        "  enable_prefix_cachng:",  # A2
         ("did you mean enable_prefix_caching?",),
         "cachng",
     ),
