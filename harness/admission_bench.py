@@ -208,12 +208,12 @@ async def connect(port: int) -> Exchange:
     return (await asyncio.get_running_loop().create_connection(Exchange, "127.0.0.1", port))[1]
 
 
-async def stream_rate(port: int, pieces: int, pace: float) -> tuple[float, float]:
+async def stream_rate(port: int, pieces: int, pace: float) -> tuple[float | None, float]:
     """Pieces a second of `STREAMS` streams at once, `pace` seconds between the pieces of each.
 
     Returns:
-        The sum of what each stream has from its first piece to its last; and all pieces over the time of the batch,
-        which holds what it takes to begin 64 answers too.
+        The sum of what each stream has from its first piece to its last, None where one had all its pieces at once; and
+        all pieces over the time of the batch, which holds what it takes to begin 64 answers too.
 
     Raises:
         SystemExit: pieces were lost.
@@ -229,28 +229,31 @@ async def stream_rate(port: int, pieces: int, pace: float) -> tuple[float, float
         connection.transport.close()
     if got != STREAMS * (pieces + 1) or {status for status, _ in answers} != {200}:
         sys.exit(f"{got} pieces came where {STREAMS * (pieces + 1)} were sent: the run is void")
-    flowing = sum(connection.pieces / (connection.last - connection.first) for connection in connections)
-    return flowing, got / (end - begin)
+    batch = got / (end - begin)
+    if not all(connection.last > connection.first for connection in connections):
+        return None, batch
+    return sum(connection.pieces / (connection.last - connection.first) for connection in connections), batch
 
 
 def measure_streams(upstream: Upstream, pairs: int, seconds: float, paced: bool) -> dict[str, Any]:
-    """Ratio of streaming throughput with and without the door; `batch` has what it takes to begin all answers too."""
+    """Ratio of throughput with and without the door: of whole batches, and `flowing`, from first pieces to last."""
     pace = STREAMS / PIECES_PER_SECOND if paced else 0.0
     pieces = int(seconds * PIECES_PER_SECOND / STREAMS)
     sides = {"door": upstream.door, "bare": upstream.bare}
     rates: dict[str, list[float]] = {side: [] for side in sides}
-    batches: dict[str, list[float]] = {side: [] for side in sides}
+    flowing: dict[str, list[float | None]] = {side: [] for side in sides}
     for pair in range(pairs):
         for side in sorted(sides, reverse=pair % 2 == 0):
-            flowing, batch = uvloop.run(stream_rate(sides[side], pieces, pace))
-            rates[side].append(flowing)
-            batches[side].append(batch)
+            flow, batch = uvloop.run(stream_rate(sides[side], pieces, pace))
+            rates[side].append(batch)
+            flowing[side].append(flow)
+    both = [(one, other) for one, other in zip(flowing["door"], flowing["bare"], strict=True) if one and other]
     return {
         "streams": STREAMS,
         "pairs": pairs,
         "pieces_per_second_bare": round(statistics.median(rates["bare"])),
         **rate_ratio(rates["door"], rates["bare"]),
-        "batch": rate_ratio(batches["door"], batches["bare"]),
+        "flowing": rate_ratio([one for one, _ in both], [other for _, other in both]) if paced else None,
     }
 
 

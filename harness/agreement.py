@@ -7,8 +7,9 @@ In each round all drive the same closed loop, in turn, the order swapped from ro
 that nobody has sent before (a prefix cache would favour whoever comes second), so many at a time, each answered by
 exactly so many tokens. The server is the fake one, whose delays scatter, unless `--url` names another. The numbers are
 derived by the same rules from what each client noted of each request. Reported are the paired ratios, ours to theirs,
-with the 95% bootstrap interval of their median: they agree when that contains 1 and is narrow. guidellm is not of this project's
-environment: `--guidellm` names its program in another, and it takes part. It tells no single inter-token latencies.
+with the 95% bootstrap interval of their median: they agree when that contains 1 and is narrow. guidellm is not of this
+project's environment: `--guidellm` names its program in another, and it takes part. It tells no single inter-token
+latencies.
 `vllm bench serve` reads prompts with pandas, which that environment leaves out: it has to be on PYTHONPATH.
 Prints JSON, of what it has when it is interrupted.
 """

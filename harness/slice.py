@@ -136,10 +136,12 @@ def tokenizer(vocab_size: int) -> dict[str, Any]:
     All others up to `vocab_size` stand for a number: no text is encoded to one, and noise that is made of them can be
     read, so that a client sees when tokens come.
     """
-    numbers = {f"{_SPACE}{n}": n for n in range(_BYTES + len((START, END)), vocab_size)}
+    bytes_of_text = {letter: n for n, letter in enumerate(_letters())}
+    turns = {text: _BYTES + place for place, text in enumerate((START, END))}
+    numbers = {f"{_SPACE}{n}": n for n in range(_BYTES + len(turns), vocab_size)}
     added = [
         {
-            "id": _BYTES + place,
+            "id": number,
             "content": text,
             "special": True,
             "single_word": False,
@@ -147,7 +149,7 @@ def tokenizer(vocab_size: int) -> dict[str, Any]:
             "rstrip": False,
             "normalized": False,
         }
-        for place, text in enumerate((START, END))
+        for text, number in turns.items()
     ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
@@ -159,7 +161,7 @@ def tokenizer(vocab_size: int) -> dict[str, Any]:
         "pre_tokenizer": level,
         "post_processor": None,
         "decoder": level,
-        "model": {"type": "BPE", "vocab": {letter: n for n, letter in enumerate(_letters())} | numbers, "merges": []},
+        "model": {"type": "BPE", "vocab": bytes_of_text | turns | numbers, "merges": []},
     }
 
 

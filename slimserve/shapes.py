@@ -124,15 +124,17 @@ def plain(value: Any, *, nulls: bool = True) -> Any:
     return [plain(part, nulls=nulls) for part in value] if isinstance(value, list | tuple) else value
 
 
-MOST_BEGUN = 4
-"""so many names that begin like the one that was given are all as near"""
+LEAST_LIKENESS = 0.6
+MOST_NEAREST = 4
+"""of names that are equally near"""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """`valid` in a sentence, the closest to `name` first when one is close."""
     names = sorted(valid)
-    begun = [one for one in names if name and one.startswith(name)]
-    close = begun if 1 < len(begun) <= MOST_BEGUN else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    likeness = {one: difflib.SequenceMatcher(None, one, name).ratio() for one in names}
+    best = max(likeness.values(), default=0.0)
+    close = [one for one in names if likeness[one] == best][:MOST_NEAREST] if best >= LEAST_LIKENESS else []
     every = f"valid: {', '.join(names)}"
     return f"did you mean {' or '.join(close)}? {every}" if close else every
 

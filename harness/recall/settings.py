@@ -69,7 +69,7 @@ SMALL = Settings(
         Shape(90, depths=(depth,), turns=1, notes=False, distractors=0, places=False, complete=True)
         for depth in (0.1, 0.5, 0.9)
     ),
-    pairs=4,
+    pairs=2,
     tool_conversations=0,
     max_tokens=24,
     concurrency=2,

@@ -49,14 +49,14 @@ def test_a_right_server_is_said_to_be_right(tmp_path: Path) -> None:
     assert receipt.outcome == "whole"
     assert receipt.battery is not None
     assert (receipt.battery.preset, receipt.battery.verdict, receipt.battery.findings) == ("small", "pass", ())
-    assert {way: rate.asked for way, rate in receipt.recall.items()} == {"cold": 36, "hit": 36, "known-answers": 20}
+    assert {way: rate.asked for way, rate in receipt.recall.items()} == {"cold": 18, "hit": 18, "known-answers": 20}
     assert all(rate.right == rate.asked for rate in receipt.recall.values())
     assert "recall (small battery): pass" in done.stdout
     assert f"recall: the small battery, 127.0.0.1-{server.port}" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("mode", "says"), [("repeats", "path cold: 0 of 36 right"), ("stale", "hold a marker of another conversation")]
+    ("mode", "says"), [("repeats", "path cold: 0 of 18 right"), ("stale", "hold a marker of another conversation")]
 )
 def test_a_fast_and_wrong_server_is_not_overlooked(tmp_path: Path, mode: str, says: str) -> None:
     with ModelServer(reads=mode) as server:

@@ -224,9 +224,10 @@ def test_a_name_of_an_enumeration_becomes_its_member_and_is_plain_again() -> Non
         assert caught.value.problems[0].do == "use rough or smooth"
 
 
-def test_several_names_that_begin_so_are_all_as_near() -> None:
+def test_names_that_are_equally_near_are_all_named() -> None:
     names = ["h200x1", "h200x2", "h200x8", "b200x4"]
     assert nearest("h200", names).startswith("did you mean h200x1 or h200x2 or h200x8? valid: b200x4")
     assert nearest("h200x", ["h200x8", "b200x4"]).startswith("did you mean h200x8? ")
     assert nearest("", names).startswith("valid: ")
     assert nearest("zz", names).startswith("valid: ")
+    assert nearest("zz", []) == "valid: "
