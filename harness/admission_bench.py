@@ -162,6 +162,8 @@ class Exchange(asyncio.Protocol):
         self.pieces = 0
         self.first = self.last = 0.0
         """when the first pieces of a stream came, and the last"""
+        self.at_first = 0
+        """so many came first"""
         self._seen = bytearray()
         self._streams = False
 
@@ -179,9 +181,11 @@ class Exchange(asyncio.Protocol):
         if not self._seen:
             self._streams = b"transfer-encoding: chunked" in data
         if self._streams:
-            self.last = time.perf_counter()
-            self.first = self.first or self.last
-            self.pieces += data.count(b"data: {")
+            if count := data.count(b"data: {"):
+                self.last = time.perf_counter()
+                if not self.pieces:
+                    self.first, self.at_first = self.last, count
+                self.pieces += count
             self._seen = bytearray(self._seen[:12] or data[:12]) + data[-16:]
             complete = data.endswith(b"0\r\n\r\n")
         else:
@@ -194,7 +198,7 @@ class Exchange(asyncio.Protocol):
     def ask(self, data: bytes) -> asyncio.Future[tuple[int, float]]:
         """Send a request; the future holds its status, 0 when it was cut off, and when the answer was complete."""
         self._seen = bytearray()
-        self.pieces, self.first = 0, 0.0
+        self.pieces = 0
         self.done = asyncio.get_running_loop().create_future()
         assert self.transport is not None
         if self.transport.is_closing():
@@ -232,7 +236,8 @@ async def stream_rate(port: int, pieces: int, pace: float) -> tuple[float | None
     batch = got / (end - begin)
     if not all(connection.last > connection.first for connection in connections):
         return None, batch
-    return sum(connection.pieces / (connection.last - connection.first) for connection in connections), batch
+    flowing = ((one.pieces - one.at_first) / (one.last - one.first) for one in connections)
+    return sum(flowing), batch
 
 
 def measure_streams(upstream: Upstream, pairs: int, seconds: float, paced: bool) -> dict[str, Any]:

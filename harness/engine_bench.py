@@ -7,7 +7,7 @@ a step at each batch as the difference between long and short answers, and has t
 the device is what repeats, a step seen from outside holds the host's work as well. `--resume` gives the engine a small
 cache and its own offload to the host's memory, and asks for one prompt cold, again, and after others pushed it out.
 
-Both may run in one command, each in a process of its own. OUT.json is written anew after each figure.
+Both may run in one command, each in a process of its own. OUT.json is written anew after each.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def main() -> None:
     failed = []
     for part in [name for name in parts if getattr(args, name)] or parts:
         own = args.out.with_suffix(f".{part}")
+        own.unlink(missing_ok=True)
         words = [sys.executable, "-m", "harness.engine_bench", args.profile, str(own), "--inside", part]
         done = subprocess.run([*words, "--rounds", str(args.rounds)], env=environment(session, plan), check=False)
         if done.returncode:
@@ -101,8 +102,9 @@ def built(session: Session, plan: Plan) -> command.Command:
 def environment(session: Session, plan: Plan) -> dict[str, str]:
     """Of the engine's process; without the gate, since `resume` is to differ from the plan."""
     env = {name: value for name, value in built(session, plan).env.items() if name != GATE_VARIABLE}
-    # The engine's own caches lie elsewhere, and the weights where this session's do.
-    return {**env, **IN_PROCESS, "SLIMSERVE_CACHE": str(session.cache)}
+    # The engine's own caches lie elsewhere; registry and weights are those of this session.
+    ours = {"SLIMSERVE_CACHE": str(session.cache), "SLIMSERVE_PROFILES": str(session.registry.folder)}
+    return {**env, **IN_PROCESS, **ours}
 
 
 def engine(session: Session, plan: Plan, part: str) -> Asked:

@@ -282,7 +282,7 @@ class Receipt:
     start_seconds: dict[Id, Amount] = field(default_factory=dict)
     """of the engine that a profile launched, by state: loading, then warming to a first real token"""
     memory_bytes: Number | None = None
-    """proportional set size of all its processes, after the last request; None of a server that is not ours"""
+    """proportional set size of its processes on this machine, after the last request; None of somebody else's server"""
     workload: WorkloadFacts
     prompts: PromptFacts
     together: ReceiptId | None

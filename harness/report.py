@@ -172,8 +172,8 @@ def _facts(receipt: Receipt) -> str:
         "model": f"{receipt.target.model}" + (f", {receipt.weights.origin}" if receipt.weights else ""),
         "prompts": f"{receipt.prompts.corpus}; seed {receipt.workload.seed}; {receipt.prompts.sha256}",
         "resolved configuration": receipt.resolved_sha256 or "not known",
-        "start": ", ".join(f"{state} {seconds:g} s" for state, seconds in receipt.start_seconds.items()) or "not ours",
-        "memory": f"{receipt.memory_bytes / (1 << 30):.2f} GiB" if receipt.memory_bytes else "not ours",
+        "start": ", ".join(f"{state} {seconds:g} s" for state, seconds in receipt.start_seconds.items()) or "not known",
+        "memory": f"{receipt.memory_bytes / (1 << 30):.2f} GiB" if receipt.memory_bytes else "not known",
         "samples": f"{receipt.samples.count} in {receipt.samples.file}",
     }  # fmt: skip
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())

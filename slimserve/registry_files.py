@@ -33,7 +33,7 @@ _FILLER = frozenset(
     ).split()
 )
 _WORD = re.compile(r"[a-z0-9.]+")
-_OBSERVED = re.compile(r"\b(?:seen|observed|measured|timed|tried)\b")
+_OBSERVED = re.compile(r"\b(?:was|were|as|slowest|fastest|we|have|has) (?:seen|saw|observed|measured|timed|tried)\b")
 MIN_REASON_WORDS = 4
 # Below receipts/: what `harness.plan_check` saw of starts. They are of a card, and no profile is measured by them.
 STARTS = "starts/"
@@ -221,7 +221,7 @@ class _Texts:
         if evidence.derived is not None and (told := _OBSERVED.search(evidence.derived.lower())):
             yield Problem(
                 (*loc, "derived"),
-                f"{key} is derived from something that was {told[0]}",
+                f"{key} is derived, and tells of what {told[0]}",
                 "what was observed has a receipt or a publication; without one nobody can check it",
                 "cite that, or give the formula",
             )
@@ -241,10 +241,13 @@ class _Texts:
         if path.is_file():
             if name.startswith(STARTS):
                 try:
-                    receipt_file.read(path)
+                    told = receipt_file.read(path)
+                    why = None if told.get("kind") == "start" and told.get("cases") else "it tells of no start"
                 except receipt_file.Unreadable as error:
+                    why = str(error)
+                if why is not None:
                     do = "restore it as it was committed, or measure anew: python -m harness.plan_check"
-                    yield Problem(loc, f"{key} cites the receipt {name}", str(error), do)
+                    yield Problem(loc, f"{key} cites the receipt {name}", why, do)
         else:
             yield Problem(
                 loc,

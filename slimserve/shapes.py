@@ -124,7 +124,6 @@ def plain(value: Any, *, nulls: bool = True) -> Any:
     return [plain(part, nulls=nulls) for part in value] if isinstance(value, list | tuple) else value
 
 
-LEAST_LIKENESS = 0.6
 MOST_NEAREST = 4
 """of names that are equally near"""
 
@@ -132,9 +131,9 @@ MOST_NEAREST = 4
 def nearest(name: str, valid: Iterable[str]) -> str:
     """`valid` in a sentence, the closest to `name` first when one is close."""
     names = sorted(valid)
-    likeness = {one: difflib.SequenceMatcher(None, one, name).ratio() for one in names}
-    best = max(likeness.values(), default=0.0)
-    close = [one for one in names if likeness[one] == best][:MOST_NEAREST] if best >= LEAST_LIKENESS else []
+    close = difflib.get_close_matches(name, names, n=MOST_NEAREST, cutoff=0.6)
+    likeness = [difflib.SequenceMatcher(None, one, name).ratio() for one in close]
+    close = sorted(one for one, ratio in zip(close, likeness, strict=True) if ratio == likeness[0])
     every = f"valid: {', '.join(names)}"
     return f"did you mean {' or '.join(close)}? {every}" if close else every
 

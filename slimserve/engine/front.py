@@ -54,6 +54,7 @@ class Front:
         self._board = board
         self._page: tuple[Listener, Any] | None = None
         self._page_socket: socket.socket | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="slimserve-front")
         self._thread.start()
@@ -101,6 +102,9 @@ class Front:
 
     async def _finish(self) -> None:
         await self._pause()
+        if self._serving is not None:
+            self._serving.cancel()  # where the page is still being made: it must not open after this
+            await asyncio.wait([self._serving], timeout=CALL_SECONDS / 2)
         if self._page is not None:
             listener, lifespan = self._page
             listener.end()
@@ -118,6 +122,16 @@ class Front:
             self._page_socket.close()
 
     async def _serve(self, make: Callable[[], Any], listening: socket.socket) -> None:
+        self._serving = asyncio.create_task(self._open(make, listening))
+        try:
+            await asyncio.shield(self._serving)
+        except Exception:
+            listening.close()  # rather refused than never answered
+            raise
+
+    async def _open(self, make: Callable[[], Any], listening: socket.socket) -> None:
+        fd = listening.fileno()
+
         def made() -> tuple[Listener, Any]:
             import uvicorn
 
@@ -126,7 +140,7 @@ class Front:
             app = make()
             config = uvicorn.Config(app, log_config=None)
             config.load()
-            return Listener(app, listening.fileno(), PAGE_CONNECTIONS), config.lifespan_class(config)
+            return Listener(app, fd, PAGE_CONNECTIONS), config.lifespan_class(config)
 
         listener, lifespan = await asyncio.to_thread(made)
         await lifespan.startup()

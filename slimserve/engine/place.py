@@ -74,6 +74,7 @@ class Place:
 
     def _page_served(self, future: Future[None]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
+            self._page_url = None
             self._report(f"the page cannot be served: {type(error).__name__}: {error}")
 
     def write(self, status: Status) -> None:

@@ -100,7 +100,7 @@ ON_THE_HYBRID: list[tuple[str, str, dict[str, Any]]] = [
     ("fewer blocks", "core-0", {"cache_blocks": REAL["core-0"]["cache_blocks"] - 1}),
     ("a connector", "core-0", {"kv_connector": "SimpleCPUOffloadConnector"}),
     ("sampling of generation_config.json", "api", {"sampling_defaults": {"temperature": 0.6, "top_k": 20}}),
-    ("API servers as many as replicas", "api", {"api_server_count": 2}),
+    ("API servers as many as replicas", "api", {"api_server_count": 2}),  # C3
     ("a layer outside of the door", "api", {"door": "starlette.middleware.cors.CORSMiddleware"}),
     ("thinking switched off for all", "api", {"default_chat_template_kwargs": {"enable_thinking": False}}),
     ("a kernel of somebody's", "rank-0-0", {"kernels": ["RMSNorm"]}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slimserve import receipt_file
 from slimserve.cli import main
 
 GOOD = Path(__file__).parent.parent / "registry"
@@ -256,6 +258,14 @@ CASES = [
     Case("alias that is a path", BOX, "[tiny]", "['a/b']", ('aliases[0] = "a/b"',)),
     Case("repository that is a path", "models/tiny.yaml", "somebody/tiny", "../../tiny", ("repo",), "repo"),
     Case(
+        "an observation for a derivation",
+        BOX,
+        "derived: two of the shortest prompts",
+        "derived: 256 was seen to be enough",
+        ("tells of what was seen", "cite that, or give the formula"),
+        "256 was seen",
+    ),
+    Case(
         "branch for a revision",
         "models/tiny.yaml",
         "0123456789abcdef0123456789abcdef01234567",
@@ -405,6 +415,36 @@ def test_a_fault_is_named_with_file_and_line(case: Case, folder: Path, capsys: p
     if case.line_of is not None:
         line = next(number for number, row in enumerate(changed.splitlines(), 1) if case.line_of in row)
         assert f"{case.file}:{line}: " in err
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"kind": "start", "cases": {"planned": {"outcome": "came up"}}}, None),
+        ({"kind": "start", "cases": {}}, "it tells of no start"),
+        ({"cases": {"planned": {}}}, "it tells of no start"),
+        (None, "it was changed after it was written"),
+    ],
+)
+def test_a_receipt_of_a_start_is_looked_at(
+    told: dict[str, object] | None, says: str | None, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "starts/one.json"
+    (folder / "receipts/starts").mkdir(parents=True)
+    data = {"schema": receipt_file.SCHEMA, "kind": "start", **(told or {"cases": {"planned": {}}})}
+    if told is not None and "kind" not in told:
+        del data["kind"]
+    data["sha256"] = receipt_file.digest(data) if told is not None else "0" * 64
+    (folder / "receipts" / name).write_text(json.dumps(data))
+    path = folder / "platforms/box.yaml"
+    path.write_text(path.read_text().replace("{derived: what the label says}", f"{{receipt: {name}}}", 1))
+    if says is None:
+        assert main(["--list"]) == 0
+        return
+    status, err = run(capsys)
+    assert status == 2
+    assert says in err
+    assert "platforms/box.yaml:13: needs.process_bytes cites the receipt starts/one.json" in err
 
 
 def test_all_faults_of_all_files_are_told_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

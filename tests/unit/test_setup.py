@@ -196,7 +196,7 @@ def test_offline_the_second_lane_fails_and_the_first_stays_and_another_lock_make
 
 def test_another_interpreter_gets_a_sentence(checkout: Path, index: Index) -> None:
     other = checkout / "python3.13"
-    other.write_text("#!/bin/sh\necho cpython 3.13.0 /opt/python\n")
+    other.write_text("#!/bin/sh\necho 'cpython 3.13.0|/opt/my python'\n")
     other.chmod(0o755)
     variables = environment(index) | {"PYTHON": str(other)}
     refused = subprocess.run(

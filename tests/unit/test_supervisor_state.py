@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -230,6 +231,45 @@ def test_the_page_is_served_beside_the_front() -> None:
         front.close()
         public.close()
         page.close()
+
+
+def test_a_page_that_is_being_made_does_not_open_after_the_end() -> None:
+    events: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        events.append(scope["type"])
+
+    def make() -> Any:
+        time.sleep(0.3)
+        return app
+
+    public, page = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+    front = Front(public, Board())
+    served = front.serve(make, page)
+    front.close()
+    public.close()
+    assert page.fileno() == -1
+    with pytest.raises((CancelledError, TimeoutError)):
+        served.result(1.0)
+    time.sleep(0.4)
+    assert events == []
+
+
+def test_a_page_that_cannot_be_made_refuses_instead_of_being_silent() -> None:
+    def make() -> Any:
+        raise RuntimeError("no page today")
+
+    public, page = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+    where = page.getsockname()
+    front = Front(public, Board())
+    try:
+        with pytest.raises(RuntimeError, match="no page today"):
+            front.serve(make, page).result(10.0)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(where, 10.0)
+    finally:
+        front.close()
+        public.close()
 
 
 def test_silent_connections_do_not_use_up_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,12 +256,14 @@ def _memory(worker: Any, runner: Any) -> dict[str, int] | None:
     """Bytes of the rank's device as the engine measured them at this start; None where it measured nothing.
 
     `shown` by CUDA, `startup` what was taken before the engine's first look, `consumed` by loading and a profiled step
-    for good, `torch` the tensors among that, `peak` what the step took for a moment, and `graphs`, by estimate.
+    for good, `torch` all tensors now but the cache's, `peak` what the step took for a moment, `graphs` by estimate.
     """
     if runner.device.type == "cpu" or getattr(worker, "total_consumed", None) is None:
         return None
     import torch
+    from vllm import envs
 
+    estimated = worker.cudagraph_memory_estimate
     start = worker.init_snapshot
     allocated = torch.accelerator.memory_stats()["allocated_bytes.all.current"] - _allocated_bytes(runner)
     return {
@@ -269,8 +271,8 @@ def _memory(worker: Any, runner: Any) -> dict[str, int] | None:
         "startup": start.total_memory - start.free_memory,
         "consumed": worker.total_consumed,
         "torch": allocated,
-        "peak": worker.peak_activation_memory - worker.cudagraph_memory_estimate,
-        "graphs": worker.cudagraph_memory_estimate,
+        "peak": worker.peak_activation_memory - (estimated if envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS else 0),
+        "graphs": estimated,
     }
 
 
