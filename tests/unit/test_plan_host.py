@@ -91,10 +91,12 @@ def test_a_small_memlock_is_told() -> None:
 
 
 def test_memory_by_socket() -> None:
+    """The platform says how many sockets its machines have."""
     subject = subject_of(RACK)
-    two = replace(machine(), cpu=replace(machine().cpu, numa_nodes=2))
-    notes = make_plan(subject, two, WEIGHTS).notes
+    notes = make_plan(subject, machine_of(subject), WEIGHTS).notes
     assert any("32.1 GiB on each of 2 NUMA nodes, 4 ranks each" in note for note in notes)
+    flat = replace(machine_of(subject), cpu=replace(machine_of(subject).cpu, numa_nodes=None))
+    assert not any("NUMA" in note for note in make_plan(subject, flat, WEIGHTS).notes)
 
 
 @pytest.mark.parametrize(("size", "pieces"), [(0, 0), (1, 1), (512 * GIB - 1, 1), (512 * GIB, 2), (1024 * GIB, 3)])
