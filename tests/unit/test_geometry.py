@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -184,10 +185,15 @@ def test_without_prefix_caching_one_state_is_live() -> None:
 
 # FlatKV
 
+# Heads of Qwen3.5-397B-A17B; nothing else of it counts for packing.
+QWEN35_HEADS = {"num_attention_heads": 32, "num_key_value_heads": 2, "linear_num_value_heads": 64}
+QWEN35 = replace(A95B, geometry=replace(A95B.geometry, **QWEN35_HEADS))
+
 
 @pytest.mark.parametrize(
     ("model", "layout", "factor"),
     [
+        (QWEN35, Layout(tensor_parallel=4, kv_cache_dtype="fp8"), 32),
         (A95B, Layout(tensor_parallel=8, kv_cache_dtype="fp8"), 32),
         (A95B, Layout(tensor_parallel=8), 16),
         (FLASH_NEXT, Layout(tensor_parallel=4), 12),
