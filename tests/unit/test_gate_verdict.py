@@ -98,6 +98,8 @@ ON_THE_HYBRID: list[tuple[str, str, dict[str, Any]]] = [
     ("mode downgraded", "core-0", {"mamba_cache_mode": "none"}),
     ("context fitted to memory", "core-0", {"max_model_len": 3072}),
     ("fewer blocks", "core-0", {"cache_blocks": REAL["core-0"]["cache_blocks"] - 1}),
+    ("another layout of the cache", "core-0", {"kv_cache_layout": "LBNHC"}),
+    ("another kernel of attention", "rank-0-0", {"attention_backends": ["GDN_ATTN", "TRITON_ATTN"]}),
     ("a connector", "core-0", {"kv_connector": "SimpleCPUOffloadConnector"}),
     ("sampling of generation_config.json", "api", {"sampling_defaults": {"temperature": 0.6, "top_k": 20}}),
     ("API servers as many as replicas", "api", {"api_server_count": 2}),  # C3

@@ -186,6 +186,18 @@ def _experts(plan: Plan) -> list[str] | None:
     return [_EXPERTS.get(asked.value, asked.value.upper())]
 
 
+def _attention(plan: Plan) -> list[str] | None:
+    """The attention backends of a CPU, where there is no choice; on cards they are recorded."""
+    if _lane(plan) != "cpu":
+        return None
+    return sorted({"CPU_ATTN", *(("GDN_ATTN",) if plan.room.rank.shape.linear else ())})
+
+
+def _layout(plan: Plan) -> str | None:
+    """How the cache lies in memory on a CPU (`KVCacheLayout`); no connector asks for another. On cards recorded."""
+    return "LBHNC" if _lane(plan) == "cpu" else None
+
+
 def _index_share(plan: Plan) -> bool | None:
     """Whether later drafts reuse the first one's selection; the checkpoints themselves do not ask for it."""
     drafts = setting.value if (setting := _engine(plan).speculative_config) else None
@@ -231,12 +243,7 @@ CHECKS: tuple[Check, ...] = (
     Check("all2all_backend", ALL, _stated("all2all_backend"), "it decides which experts are replicated"),
     Check("moe_backend", ALL, _stated("moe_backend"), "other expert kernels crash on some cards and round otherwise"),
     Check("expert_kernels", RANK, _experts, "what was asked for may not be what the engine takes"),
-    Check(
-        "attention_backends",
-        RANK,
-        lambda plan: None,
-        "another kernel of attention rounds otherwise",
-    ),
+    Check("attention_backends", RANK, _attention, "another kernel of attention rounds otherwise"),
     Check(
         "enable_flashinfer_autotune",
         ALL,
@@ -326,7 +333,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "kv_cache_layout",
         CACHE,
-        lambda plan: None,
+        _layout,
         "the engine drops a layout that a connector asks for with a warning, and pages are then copied in pieces",
     ),
     Check(

@@ -1,0 +1,1 @@
+"""Gated DeltaNet: convolution, gates, and the recurrence by steps and by chunks."""

@@ -1,0 +1,1 @@
+"""Several residual streams: mixed into a layer's input, combined with its output."""

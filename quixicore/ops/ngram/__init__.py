@@ -1,0 +1,1 @@
+"""Hashed n-gram embeddings: ids, gates, and the dilated convolution."""

@@ -1,0 +1,1 @@
+"""RMS norms, zero-centred and gated."""
