@@ -28,7 +28,7 @@ def gemma_norm(x: Tensor, weight: Tensor, *, groups: int = 1, eps: float = 1e-6)
     Returns:
         [..., D], of the type of `x`.
     """
-    wide = x.float().reshape(*x.shape[:-1], groups, -1)
+    wide = x.float().reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (normed.flatten(-2) * (1 + weight.float())).to(x.dtype)
 

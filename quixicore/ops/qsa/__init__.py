@@ -1,0 +1,1 @@
+"""Sparse attention: an indexer scores blocks of keys, and attention reads the tokens of the best."""
