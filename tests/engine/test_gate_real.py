@@ -146,13 +146,12 @@ def test_each_rank_and_each_replica_gives_its_word(hybrid: Plan, home: Path, par
 
 def test_what_the_engine_is_told_otherwise_is_a_line_each(dense: Plan, home: Path) -> None:
     more = ["--no-enable-prefix-caching", "--max-model-len", "1024", "--block-size", "64", "--max-num-seqs", "4"]
-    refused = endpoint(dense, home, *more, VLLM_CPU_KVCACHE_SPACE="1", VLLM_KV_CACHE_LAYOUT="LBNHC").refusals()
+    refused = endpoint(dense, home, *more, VLLM_CPU_KVCACHE_SPACE="1").refusals()
     assert settings_of(refused) == {
         "enable_prefix_caching",
         "max_model_len",
         "max_num_seqs",
         "kv_cache_memory_bytes",
-        "kv_cache_layout",
         "cache_groups",
         "cache_blocks",
         "block_bytes",
