@@ -221,9 +221,7 @@ def test_who_was_refused_before_there_was_a_protocol_may_rest_as_long_as_others(
     async def case(house: House) -> None:
         held = await full(house)
         first = await known(house)
-        late = socket.create_connection(house._name)
-        late.setblocking(False)
-        late.send(generate())
+        late = come(house, generate())
         assert status_of(await answer_to(late, b"}}")) == 429
         await asyncio.sleep(0.3)
         late.send(generate())
