@@ -52,17 +52,43 @@ def mix(residual: Tensor, mixer: Mixer, rounding: Rounding) -> tuple[Tensor, Ten
         [T, H], the arithmetic mean of the gated, normalised streams: their gates need not add up to one; and
         [T, C], the logits of the injection, None where the mixer has none. Both of the type of `residual`.
     """
-    streams, kind = mixer.streams, residual.dtype
+    streams = mixer.streams
     normed = gemma_norm(residual, mixer.norm, groups=streams, eps=mixer.eps)
-    low = linear(normed, mixer.down)
-    if rounding == "hf":
-        gates = torch.sigmoid(linear(silu(low / streams), mixer.up))
-        mixed = (gates * normed).reshape(*normed.shape[:-1], streams, -1).mean(-2)
-    else:
-        gates = torch.sigmoid(linear(silu(low.float() / streams).to(kind), mixer.up).float())
-        gated = (gates * normed.float()).reshape(*normed.shape[:-1], streams, -1)
-        mixed = (sum(gated.unbind(-2), start=torch.zeros_like(gated[..., 0, :])) / streams).to(kind)
+    low = activate(linear(normed, mixer.down), streams, rounding)
+    mixed = gate_mean(normed, linear(low, mixer.up), streams, rounding)
     return mixed, None if mixer.inject is None else linear(normed, mixer.inject)
+
+
+def activate(low: Tensor, streams: int, rounding: Rounding) -> Tensor:
+    """What the down projection gives, for the up projection.
+
+    Args:
+        low: [..., L].
+        streams: C; the projection's sum over streams counts as their mean.
+        rounding: `hf` rounds the quotient too.
+
+    Returns:
+        [..., L], of the type of `low`.
+    """
+    return silu((low if rounding == "hf" else low.float()) / streams).to(low.dtype)
+
+
+def gate_mean(normed: Tensor, gates: Tensor, streams: int, rounding: Rounding) -> Tensor:
+    """The mean of the gated streams.
+
+    Args:
+        normed: [..., C*H].
+        gates: [..., C*H], before their sigmoid.
+        streams: C.
+        rounding: as for `mix`.
+
+    Returns:
+        [..., H], of the type of `normed`.
+    """
+    if rounding == "hf":
+        return (torch.sigmoid(gates) * normed).unflatten(-1, (streams, -1)).mean(-2)
+    gated = (torch.sigmoid(gates.float()) * normed.float()).unflatten(-1, (streams, -1))
+    return (sum(gated.unbind(-2), start=torch.zeros_like(gated[..., 0, :])) / streams).to(normed.dtype)
 
 
 def combine(residual: Tensor, output: Tensor, injection: Tensor, rounding: Rounding) -> Tensor:

@@ -83,7 +83,9 @@ def ids(past: Tensor, factors: Sequence[int], sizes: Sequence[int]) -> Tensor:
     return torch.cat(found, -1)
 
 
-def gated_values(residual: Tensor, keys: Tensor, values: Tensor, norm_query: Tensor, norm_key: Tensor) -> Tensor:
+def gated_values(
+    residual: Tensor, keys: Tensor, values: Tensor, norm_query: Tensor, norm_key: Tensor, *, eps: float = 1e-6
+) -> Tensor:
     """What the embedding says to each stream, as far as the stream asks for it.
 
     Args:
@@ -91,13 +93,14 @@ def gated_values(residual: Tensor, keys: Tensor, values: Tensor, norm_query: Ten
         keys: [T, C*H], projected from the token's embedding.
         values: [T, H], likewise; all streams share them.
         norm_query, norm_key: [C*H], centred on zero, over H each.
+        eps: of these norms.
 
     Returns:
         [T, C*H], of the type of `residual`.
     """
     streams = keys.shape[-1] // values.shape[-1]
     query, key = (
-        gemma_norm(x, weight, groups=streams).reshape(*x.shape[:-1], streams, -1)
+        gemma_norm(x, weight, groups=streams, eps=eps).reshape(*x.shape[:-1], streams, -1)
         for x, weight in ((residual, norm_query), (keys, norm_key))
     )
     score = (key * query).sum(-1, keepdim=True) / values.shape[-1] ** 0.5
@@ -122,14 +125,30 @@ def with_context(
         [T, C*H], to be added to the residual, of the type of `gated`; and the window after them.
     """
     normed = gemma_norm(gated, norm, groups=streams)
-    reach, tokens = (weight.shape[-1] - 1) * dilation, len(gated)
-    seen = torch.cat([normed.new_zeros(reach, normed.shape[-1]) if window is None else window, normed])
-    taps = [
-        weight[:, place].float() * seen[place * dilation : place * dilation + tokens].float()
-        for place in range(weight.shape[-1])
-    ]
-    local = silu(torch.stack(taps).sum(0).to(gated.dtype))
-    return gated + local, seen[tokens:]
+    reach = (weight.shape[-1] - 1) * dilation
+    window = normed.new_zeros(reach, normed.shape[-1]) if window is None else window
+    local, seen = convolve(normed, weight, dilation, window)
+    return gated + silu(local), seen[len(gated) :]
+
+
+def convolve(normed: Tensor, weight: Tensor, dilation: int, window: Tensor) -> tuple[Tensor, Tensor]:
+    """A causal convolution of each channel with itself, in fp32 and rounded once.
+
+    Args:
+        normed: [T, D].
+        weight: [D, W], the newest token last.
+        dilation: tokens from one tap to the next.
+        window: [(W-1) * dilation, D], what came before, oldest first.
+
+    Returns:
+        [T, D]; and [(W-1) * dilation + T, D], the window with these behind it.
+    """
+    seen = torch.cat([window, normed])
+    total = torch.zeros(normed.shape, dtype=torch.float32)
+    for place in range(weight.shape[-1]):
+        tap = seen[place * dilation : place * dilation + len(normed)]
+        total += weight[:, place].float() * tap.float()
+    return total.to(normed.dtype), seen
 
 
 def _split_mix(value: int) -> int:

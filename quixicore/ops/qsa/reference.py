@@ -34,12 +34,26 @@ def rope(x: Tensor, positions: Tensor, rounding: Rounding, *, dims: int, theta: 
     """
     speeds = theta ** (-torch.arange(0, dims, 2, dtype=torch.float32) / dims)
     angles = positions[:, None, None].float() * speeds
-    cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., : dims // 2], x[..., dims // 2 : dims]
+    return turn(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype), rounding)
+
+
+def turn(x: Tensor, cosine: Tensor, sine: Tensor, rounding: Rounding) -> Tensor:
+    """Rotates pairs of the first dimensions, as many as there are angles; the rest stays.
+
+    Args:
+        x: [T, N, D].
+        cosine, sine: [T, 1, pairs], rounded to the type of `x`.
+        rounding: as for `rope`.
+
+    Returns:
+        [T, N, D], of the type of `x`.
+    """
+    pairs = cosine.shape[-1]
+    first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     if rounding == "fused":
         cosine, sine, first, second = (part.float() for part in (cosine, sine, first, second))
     turned = torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
-    return torch.cat([turned.to(x.dtype), x[..., dims:]], -1)
+    return torch.cat([turned.to(x.dtype), rest], -1)
 
 
 def index_queries(
@@ -212,15 +226,28 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, tokens: Tensor, gate: 
     Returns:
         [T, HQ, D], of the type of `queries`.
     """
-    groups, kind = queries.shape[1] // keys.shape[1], queries.dtype
-    held = (tokens >= 0)[:, None]
     near = tokens.clamp_min(0)
-    key, value = (x[near].repeat_interleave(groups, 2) for x in (keys, values))
+    return attend_to(queries, keys[near], values[near], tokens >= 0, gate, rounding)
+
+
+def attend_to(queries: Tensor, keys: Tensor, values: Tensor, held: Tensor, gate: Tensor, rounding: Rounding) -> Tensor:
+    """The same with the keys and values of each query at hand.
+
+    Args:
+        queries, gate, rounding: as for `attend`.
+        keys, values: [T, W, HK, D].
+        held: [T, W] bool, which of them count; a query without any gives zeros.
+
+    Returns:
+        [T, HQ, D], of the type of `queries`.
+    """
+    kv_heads, kind = keys.shape[2], queries.dtype
+    grouped = queries.unflatten(1, (kv_heads, -1))
     if rounding == "fused":
-        queries, key, value = queries.float(), key.float(), value.float()
-    products = torch.einsum("thd,twhd->thw", queries, key) * queries.shape[-1] ** -0.5
-    shares = products.float().masked_fill(~held, -torch.inf).softmax(-1)
-    output = torch.einsum("thw,twhd->thd", shares.to(value.dtype), value).to(kind)
+        grouped, keys, values = grouped.float(), keys.float(), values.float()
+    products = torch.einsum("thgd,twhd->thgw", grouped, keys) * queries.shape[-1] ** -0.5
+    shares = products.float().masked_fill(~held[:, None, None], -torch.inf).softmax(-1).nan_to_num(0)
+    output = torch.einsum("thgw,twhd->thgd", shares.to(values.dtype), values).flatten(1, 2).to(kind)
     if rounding == "hf":
         return output * torch.sigmoid(gate)
     return (output.float() * torch.sigmoid(gate.float())).to(kind)
