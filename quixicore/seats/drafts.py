@@ -47,13 +47,13 @@ def first_inputs(
         input_ids, positions, starts, lengths: the drafter's, written.
         target_ids, target_positions, target_starts, target_lengths: the target's.
         slots: [R]; last_sampled: [slots, 1].
-        ahead: [slots], the next token of a prompt, for a request that sampled none.
+        ahead: [..., slots], in its first row the next token of a prompt, for a request that sampled none.
         sampled, rejected: [R].
     """
     count = len(slots)
     for row, slot, first, last in rows(slots, target_starts):
         end = last - int(rejected[row])
-        following = last_sampled[slot, 0] if int(sampled[row]) else ahead[slot]
+        following = last_sampled[slot, 0] if int(sampled[row]) else ahead.view(-1)[slot]
         input_ids[first : end - 1] = target_ids[first + 1 : end]
         input_ids[end - 1] = following
         positions[first:end] = target_positions[first:end]
