@@ -47,6 +47,7 @@ _SMALL: dict[str, Any] = {
     "indexer_head_dim": 128,
     "indexer_budget": 64,
     "indexer_compress_ratio": 4,
+    "mamba_ssm_dtype": "float32",
     "output_gate_type": "sigmoid",
     "eos_token_id": END,
     "pad_token_id": 0,

@@ -66,16 +66,35 @@ def recurrent(
     Returns:
         [T, HV, V] of the type of `value`; and [HV, K, V] fp32, the state after the last token.
     """
-    queries, keys, values = _heads(query, key, value)
     memory = _start(query, value, state)
-    outputs = torch.zeros_like(values)
+    outputs = torch.zeros_like(value)
     for token in range(len(value)):
-        memory = memory * decay[token].exp()[:, None, None]
-        predicted = torch.einsum("hkv,hk->hv", memory, keys[token])
-        error = strength[token][:, None] * (values[token] - predicted)
-        memory = memory + keys[token][:, :, None] * error[:, None, :]
-        outputs[token] = torch.einsum("hkv,hk->hv", memory, queries[token])
-    return outputs.to(value.dtype), memory
+        at = slice(token, token + 1)
+        outputs[at], memory = step(query[at], key[at], value[at], decay[at], strength[at], memory[None])
+        memory = memory[0]
+    return outputs, memory
+
+
+def step(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, strength: Tensor, states: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of each of R sequences.
+
+    Args:
+        query, key: [R, HK, K], not normalised yet.
+        value: [R, HV, V].
+        decay, strength: [R, HV] fp32, of `gates`.
+        states: [R, HV, K, V] fp32.
+
+    Returns:
+        [R, HV, V] of the type of `value`; and the states after it.
+    """
+    queries, keys, values = _heads(query, key, value)
+    memory = states * decay.exp()[..., None, None]
+    predicted = torch.einsum("rhkv,rhk->rhv", memory, keys)
+    error = strength[..., None] * (values - predicted)
+    memory = memory + keys[..., None] * error[..., None, :]
+    return torch.einsum("rhkv,rhk->rhv", memory, queries).to(value.dtype), memory
 
 
 def chunked(
