@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+VOCAB = 512
 END = 2
 """The token that ends a text; n-grams do not reach behind it."""
 
 _SMALL: dict[str, Any] = {
-    "vocab_size": 512,
+    "vocab_size": VOCAB,
     "hidden_size": 128,
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention"] * 3 + ["indexed_attention"],

@@ -29,9 +29,10 @@ def main(job: str, out: str) -> None:
 
     Args:
         job: JSON file: `checkpoint`, `engine` (arguments), and `asks`, a list of lists that are asked together; each of
-            `tokens`, and `said`: how many to say, 0 for what the engine makes of the tokens themselves.
+            `tokens`; `said`: how many to say, 0 for what the engine makes of the tokens themselves; and `behind`:
+            [n, m], the tokens and what was said in the m-th of the n-th list.
         out: npz to write: `N-M` is of the M-th of the N-th list: [tokens or said, V] fp32; `N-M-tokens` what was said,
-            `N-M-cached` how many tokens were found in the prefix cache.
+            `N-M-cached` tokens that were found in the prefix cache; `preempted` how often a request had to make room.
     """
     os.environ.update(_SETTINGS)
     from slimserve.engine import torchvision_cpu
@@ -53,6 +54,7 @@ def main(job: str, out: str) -> None:
         enable_prefix_caching=True,
         engram_config={"cpu_offload": False},
         max_logprobs=-1,
+        disable_log_stats=False,
         **given["engine"],
     )
     vocab = llm.llm_engine.model_config.get_vocab_size()
@@ -69,17 +71,21 @@ def main(job: str, out: str) -> None:
             )
             for ask in asks
         ]
-        prompts = [{"prompt_token_ids": ask["tokens"]} for ask in asks]
+        behind = [found["{}-{}-tokens".format(*ask["behind"])].tolist() if "behind" in ask else [] for ask in asks]
+        prompts = [{"prompt_token_ids": ask["tokens"] + more} for ask, more in zip(asks, behind, strict=True)]
         for each, (ask, answer) in enumerate(zip(asks, llm.generate(prompts, wishes, use_tqdm=False), strict=True)):
             told = answer.outputs[0].logprobs if ask["said"] else answer.prompt_logprobs[1:]
             found[f"{number}-{each}"] = numpy.array([[row[token].logprob for token in range(vocab)] for row in told])
             found[f"{number}-{each}-tokens"] = numpy.array(answer.outputs[0].token_ids)
             found[f"{number}-{each}-cached"] = numpy.array(answer.num_cached_tokens or 0)
-    numpy.savez(out, **found)
+    counters = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+    numpy.savez(out, preempted=counters["vllm:num_preemptions"], **found)
 
 
 def _misfit(misfit: Exception) -> None:
-    sys.exit(f"{misfit}\n  why: an operation of ours fits one source of the engine\n  do:  install the engine that is pinned")
+    sys.exit(
+        f"{misfit}\n  why: an operation of ours fits one source of the engine\n  do:  install the engine that is pinned"
+    )
 
 
 if __name__ == "__main__":

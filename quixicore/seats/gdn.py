@@ -113,8 +113,8 @@ class Operations:
         for row, (first, last) in enumerate(itertools.pairwise(cu_seqlens.tolist())):
             if last > first:
                 state = initial_state[int(initial_state_indices[row])]
-                parts = (x[0, first:last] for x in (query, key, value, g, beta))
-                result[0, first:last], after = reference.chunked(*parts, state)
+                q, k, v, decay, strength = (x[0, first:last] for x in (query, key, value, g, beta))
+                result[0, first:last], after = reference.chunked(q, k, v, decay, strength, state)
                 state.copy_(after)
         return result, None
 

@@ -1,4 +1,4 @@
-"""What the engine asks of a platform before it lets this model in, where operations of ours take the place of the asked.
+"""What the engine asks of a platform before it lets this model in, where ours take the place of what is asked for.
 
 Source: vllm 0.32, config/vllm.py, triton_utils/importing.py and models/qwen4_exp/nvidia/qsa.py.
 """
@@ -17,7 +17,7 @@ def next_power_of_2(value: int) -> int:
 
 
 def second_runner(real: Callable[[Any], None], self: Any) -> None:
-    """`VllmConfig._validate_v2_model_runner`: it wants Triton for kernels in whose seats ours sit; all else it checks."""
+    """`VllmConfig._validate_v2_model_runner`: Triton is wanted for kernels in whose seats ours sit."""
     with _bound("vllm.config.vllm", "HAS_TRITON", True):
         real(self)
 
@@ -35,11 +35,11 @@ def attention(real: Callable[..., None], self: Any, **named: Any) -> None:
         ValueError: a geometry that this path does not carry.
     """
     real(self, **named)
-    if not self.indexer.use_fused_pre_indexer:
+    indexer, rotary = self.indexer, self.rotary_emb.rotary_dim
+    if not indexer.use_fused_pre_indexer:
         raise ValueError(
-            "the indexer has head_dim "
-            f"{self.indexer.index_head_dim}, rotary_dim {self.rotary_emb.rotary_dim}, {self.indexer.index_kv_heads} key "
-            f"heads and ratio {self.indexer.compress_ratio}; this path carries 128, 64, 1 and a power of 2 above 1"
+            f"the indexer has head_dim {indexer.index_head_dim}, rotary_dim {rotary}, {indexer.index_kv_heads} key heads and "
+            f"ratio {indexer.compress_ratio}; this path carries 128, 64, 1 and a power of 2 above 1"
         )
     self.use_fused_qk_norm_rope_gate = self.use_fused_qsa_prepare = True
 

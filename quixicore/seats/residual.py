@@ -29,7 +29,8 @@ def mix(x: Tensor, gate: Tensor, hc_count: int) -> Tensor:
 def combine(residual: Tensor, block_output: Tensor, injection_logits: Tensor | None, hc_count: int) -> Tensor:
     """[T, C*H], [T, H] and [T, C] to the residual after a layer; None adds the output as it is."""
     if injection_logits is None:
-        added = residual.float().unflatten(-1, (hc_count, -1)) + block_output.float().unsqueeze(-2)
+        streams = residual.float().reshape(*residual.shape[:-1], hc_count, -1)
+        added: Tensor = streams + block_output.float().unsqueeze(-2)
         return added.flatten(-2).to(residual.dtype)
     return reference.combine(residual, block_output, injection_logits, "fused")
 

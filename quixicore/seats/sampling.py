@@ -9,6 +9,7 @@ Source: vllm 0.32, v1/worker/gpu/sample/{gumbel,min_p,penalties,logit_bias,bad_w
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -275,7 +276,7 @@ def forbid(
         said = tokens[slot, int(prompt_lengths[slot]) : int(totals[slot])].tolist()
         said += input_ids[row - place + 1 : row + 1].tolist()
         bounds = offsets[slot, : count + 1].tolist()
-        for first, last in zip(bounds, bounds[1:], strict=False):
+        for first, last in itertools.pairwise(bounds):
             *before, end = words[slot, first:last].tolist()
             if len(before) <= len(said) and said[len(said) - len(before) :] == before:
                 logits[row, end] = -torch.inf

@@ -8,6 +8,8 @@ Source: vllm 0.32, models/qwen4_exp/nvidia/ops/{qsa_prepare,qsa_indexer,qsa}.py.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -55,7 +57,7 @@ def prepare(
         positions: [T] int64, which text turns by.
         cos_sin_cache: [positions, ID / 2], cosines, then sines.
         q_out: [T, H, ID], written.
-        state_cache: [blocks, C, 1, ID], rings, written at `state_slots`; state_block_table: [R, 1], each request's ring.
+        state_cache: [blocks, C, 1, ID], rings, written at `state_slots`; state_block_table: [R, 1], whose.
         query_start_loc: [R+1]; logical_positions: [T], from the beginning of the sequence.
         compressed_cache: [blocks, page, 1, ID], written at `compressed_slots`: [T], -1 where no block ends.
         main_qkv: [T, (2*HQ + 2*HK) * D]: a query and its gate of each head, then keys, then values.
@@ -76,7 +78,7 @@ def prepare(
     q_out.copy_(_turn(gemma_norm(q.view_as(q_out), q_norm_weight, eps=eps), turns))
 
     bounds = query_start_loc.tolist()
-    for row, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for row, (first, last) in enumerate(itertools.pairwise(bounds)):
         last = min(last, tokens)
         if last <= first:
             continue
@@ -148,7 +150,7 @@ def choose_prefilling(
 
 def _choose(q: Tensor, k_cache: Tensor, page_table: Tensor, starts: Tensor, seen: Tensor, found: Tensor) -> None:
     bounds = starts.tolist()
-    for row, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for row, (first, last) in enumerate(itertools.pairwise(bounds)):
         last = min(last, len(q))
         if last <= first:
             continue

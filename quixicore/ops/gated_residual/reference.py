@@ -85,9 +85,10 @@ def gate_mean(normed: Tensor, gates: Tensor, streams: int, rounding: Rounding) -
     Returns:
         [..., H], of the type of `normed`.
     """
+    apart = (*normed.shape[:-1], streams, -1)
     if rounding == "hf":
-        return (torch.sigmoid(gates) * normed).unflatten(-1, (streams, -1)).mean(-2)
-    gated = (torch.sigmoid(gates.float()) * normed.float()).unflatten(-1, (streams, -1))
+        return (torch.sigmoid(gates) * normed).reshape(apart).mean(-2)
+    gated = (torch.sigmoid(gates.float()) * normed.float()).reshape(apart)
     return (sum(gated.unbind(-2), start=torch.zeros_like(gated[..., 0, :])) / streams).to(normed.dtype)
 
 

@@ -242,7 +242,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, held: Tensor, gate:
         [T, HQ, D], of the type of `queries`.
     """
     kv_heads, kind = keys.shape[2], queries.dtype
-    grouped = queries.unflatten(1, (kv_heads, -1))
+    grouped = queries.reshape(len(queries), kv_heads, -1, queries.shape[-1])
     if rounding == "fused":
         grouped, keys, values = grouped.float(), keys.float(), values.float()
     products = torch.einsum("thgd,twhd->thgw", grouped, keys) * queries.shape[-1] ** -0.5
