@@ -62,7 +62,7 @@ def _lines(endpoint: Mapping[str, Any], now: float) -> list[str]:
     lines.append(f"    {endpoint['reason']}")
     door = endpoint["door"]
     if door is not None:
-        lines.append(f"    {door['in_flight']} of {door['cap']} in flight, {door['waiting']} waiting")
+        lines.append(f"    {door['in_flight']} of {door['cap']} in flight, {door['waiting']} waiting at the door")
     elif endpoint["port"] and endpoint["state"] in (State.READY, State.DRAINING):
         lines.append(f"    the engine has not answered within {DOOR_SECONDS:g} s")
     if endpoint["restarts"]:

@@ -21,7 +21,11 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._in_flight = Gauge("slimserve_in_flight", "Sequences in flight", registry=registry)
+        self._in_flight = Gauge(
+            "slimserve_in_flight",
+            "Sequences in flight, those that wait inside the engine among them",
+            registry=registry,
+        )
         self._waiting = Gauge("slimserve_waiting", "Sequences that wait at the door", registry=registry)
         self._cap = Gauge("slimserve_cap", "Most sequences in flight", registry=registry)
         self._stalled = Gauge(

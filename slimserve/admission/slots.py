@@ -2,7 +2,8 @@
 
 The words, here and wherever the door is spoken of. Sequences that are generated are *in flight*; the *cap*
 (`max_in_flight`) is the most that may be. A *slot* is what one request holds: room for its sequences. Sequences that
-stand at the door for such room are *waiting*, in lines; the *queue* is the option that lets them, with a bound.
+stand at the door for such room are *waiting*, in lines; the *queue* is the option that lets them, with a bound. What
+waits inside the engine, beyond its decode slots, is in flight.
 
 Pure asyncio: no HTTP, no engine. A slot is taken before a request's body is read, grows once the body has said how
 many sequences it asks for, and is released once.
@@ -130,7 +131,7 @@ class Slots:
         """
         if self._queue is not None or self._may_have(holder, 1):
             return None
-        return _no_room(self.in_flight, self.cap, self.waiting, self._note_refusal(holder, 1))
+        return _no_room(self.in_flight, self.cap, None, self._note_refusal(holder, 1))
 
     def retry_seconds(self, count: int = 1) -> int:
         """When to come back for room for `count`: the work ahead over the measured drain rate."""
@@ -180,7 +181,8 @@ class Slots:
             self._serve()
 
     def _refusal(self, holder: str, count: int, what: str) -> Rejected:
-        return _worded(what, self.in_flight, self.cap, self.waiting, self._note_refusal(holder, count))
+        waiting = None if self._queue is None else self.waiting
+        return _worded(what, self.in_flight, self.cap, waiting, self._note_refusal(holder, count))
 
     def _note_refusal(self, holder: str, count: int) -> int:
         """Remember that one is refused, who is told to come back in so many seconds."""
@@ -275,10 +277,12 @@ class Slots:
             self._serve()
 
 
-def _worded(what: str, in_flight: int, cap: int, waiting: int, seconds: int) -> Rejected:
+def _worded(what: str, in_flight: int, cap: int, waiting: int | None, seconds: int) -> Rejected:
+    # Without a line nobody can wait at the door, and a figure of 0 would be read as: nobody waits anywhere.
+    line = "" if waiting is None else f", {waiting} waiting at the door"
     return Rejected(
         429,
-        f"{what}: {in_flight} of {cap} sequences are in flight, {waiting} waiting; come back in {seconds} s",
+        f"{what}: {in_flight} of {cap} sequences are in flight{line}; come back in {seconds} s",
         code="too_many_in_flight",
         headers={"Retry-After": str(seconds)},
     )

@@ -87,6 +87,26 @@ def test_release_counts_once() -> None:
     run(case)
 
 
+def test_a_refusal_speaks_of_those_at_the_door_only_where_they_can_stand_there() -> None:
+    async def case() -> None:
+        for queue, words in (
+            (0, "there is no room: 1 of 1 sequences are in flight; come back in "),
+            (1, "there is no room: 1 of 1 sequences are in flight, 1 waiting at the door; come back in "),
+        ):
+            slots = make(1, queue=queue)
+            await slots.take("a")
+            lined = [await line_up(slots, "a") for _ in range(queue)]
+            assert (await refused(slots)).message.startswith(words)
+            if not queue:
+                turned_away = slots.turn_away("a")
+                assert turned_away is not None
+                assert turned_away.message.startswith(words)
+            for task in lined:
+                task.cancel()
+
+    run(case)
+
+
 def test_n_counts_as_n() -> None:
     async def case() -> None:
         slots = make(4)

@@ -387,7 +387,7 @@ def test_status_names_what_runs(fake: Fake) -> None:
     with Supervisor(launch, print):
         text = status(fake)
         assert text.startswith("fake-profile  ready since ")
-        assert "0 of 8 in flight, 0 waiting" in text
+        assert "0 of 8 in flight, 0 waiting at the door" in text
         assert f"http://127.0.0.1:{launch.port}/v1" in text
         (one,) = json.loads(status(fake, "--json"))["endpoints"]
         assert (one["state"], one["pid"], one["door"]["accepting"]) == ("ready", os.getpid(), True)

@@ -13,7 +13,7 @@ const TONES = { ready: "good", failed: "bad", stopped: "idle" };
 const CHARTS = [
   { title: "Throughput", unit: "tokens_per_s", series: [{ key: "generated_per_s", name: "generated" }, { key: "prompt_per_s", name: "prompt" }],
     empty: "No rate yet: it takes two readings of the engine's counters, and no engine has answered twice." },
-  { title: "In flight", unit: "count", least: 2, series: [{ key: "in_flight", name: "in flight" }, { key: "waiting", name: "waiting" }, { key: "cap", name: "cap" }],
+  { title: "In flight", unit: "count", least: 2, series: [{ key: "in_flight", name: "in flight" }, { key: "waiting", name: "waiting at the door" }, { key: "cap", name: "cap" }],
     empty: "The door reports no numbers: no engine was up in this time." },
   { title: "Time to first token", unit: "seconds", series: [{ key: "ttft_p50_s", name: "p50" }, { key: "ttft_p95_s", name: "p95" }],
     empty: "No request got its first token in this time." },
@@ -108,7 +108,7 @@ function showPoint(point) {
   meter.setAttribute("aria-valuemax", cap ?? 1);
   put("in-flight-note", point?.running == null ? "the engine gives no numbers" : `the engine runs ${number(point.running)}, queues ${number(point.queued)}`);
   put("waiting", number(point?.waiting));
-  put("waiting-note", point?.waiting === 0 ? "nobody waits" : point?.waiting ? "at the door" : "not known");
+  put("waiting-note", point?.waiting == null ? "not known" : point.waiting ? "wait for a slot" : "nobody waits there");
   big("too-many", "per_minute", point?.too_many_per_s);
   put("too-many-note", point?.too_many_per_s == null ? "not known" : "beyond the cap");
   big("generated", "tokens_per_s", point?.generated_per_s);
