@@ -23,6 +23,7 @@ from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord
 from slimserve.engine.state import Board, State
 from slimserve.engine.variables import ADMISSION_VARIABLE, WORDS_VARIABLE
+from slimserve.engine.workers import Death
 from slimserve.errors import Failed, Finding, Refused
 from slimserve.exposure import Reach
 
@@ -309,6 +310,8 @@ class Attempt:
 
     def _fail_dead(self, status: int) -> NoReturn:
         self._gate.check()  # one that was ended there says more than its exit status
+        role = "the API server" if self._launch.port else "the main one"
+        leader = Death(self._process.pid, os.getpid(), role, status)
         workers = self._process.workers
         cause = status if workers.status is None else workers.status
         verdict = ending.memory_verdict(cause, self._oom_before, ending.oom_counters())
@@ -316,8 +319,7 @@ class Attempt:
         if "probably" in verdict or "struck" in verdict:
             do = "free memory, raise the memory limit of the container, or take a profile that needs less; see the log"
         self._fail(
-            f"the engine ended by itself after {self.seconds:.1f} s: "
-            f"{workers.fallen or ending.status_in_words(status)}",
+            f"the engine ended by itself after {self.seconds:.1f} s: {workers.with_leader(leader)}",
             verdict or "an engine ends when it is told to, and it was not",
             do,
         )

@@ -80,6 +80,14 @@ class EngineProcess:
         """The leader's exit status, minus the signal's number when one ended it; None while it lives."""
         return self._leader.poll()
 
+    def leader_lives(self) -> bool:
+        """Whether the leader does, and nothing has ended it: its first thread dies before the last, and can be told.
+
+        What the kernel kills because its parent dies goes with that first thread, so it may be dead before `status`
+        has something to say.
+        """
+        return self.status() is None and procfs.exit_status(self.pid) is None
+
     def wait(self, seconds: float) -> int | None:
         """Wait at most `seconds` for the leader to end; returns its `status`."""
         if self._handle is not None:

@@ -7,8 +7,10 @@ session, but a process that rewrites its title may overwrite it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +20,10 @@ from slimserve.records import dataclass
 TAG = "SLIMSERVE_ENGINE_TAG"
 # multiprocessing's tracker unlinks the shared memory of the dead when the last of them is gone; it needs a moment.
 TRACKER_SECONDS = 1.0
+# Of linux/pidfd.h: `struct pidfd_info` begins with the mask of what is asked, and told, and ends with the exit code.
+_INFO_BYTES = 64
+_INFO_EXIT = 1 << 3
+_PIDFD_GET_INFO = 3 << 30 | _INFO_BYTES << 16 | 0xFF << 8 | 11  # _IOWR(0xFF, 11, struct pidfd_info)
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,21 @@ def exit_status(pid: int) -> int | None:
         return os.waitstatus_to_exitcode(int(text.rpartition(")")[2].split()[49]))
     except (OSError, ValueError, IndexError):
         return None
+
+
+def fetched_status(handle: int) -> int | None:
+    """The exit status of a process that its parent has fetched already; None: the kernel does not tell (before 6.15).
+
+    Args:
+        handle: a pidfd of it, opened while it lived.
+    """
+    info = bytearray(struct.pack("=Q", _INFO_EXIT).ljust(_INFO_BYTES, b"\0"))
+    try:
+        fcntl.ioctl(handle, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    (told,) = struct.unpack_from("=Q", info)
+    return os.waitstatus_to_exitcode(struct.unpack_from("=i", info, _INFO_BYTES - 4)[0]) if told & _INFO_EXIT else None
 
 
 def own() -> Process:

@@ -202,4 +202,4 @@ def wait(
             return "late"
         wait_readable([*handles, *(process.workers.handles if process is not None else ())], left)
         if process is not None:
-            process.workers.look(process.status() is None)
+            process.workers.look(process.leader_lives())

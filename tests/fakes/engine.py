@@ -32,6 +32,9 @@ from typing import Any
 
 SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
+# PR_SET_PDEATHSIG, as the real engine's processes ask for.
+TIE = "import ctypes; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)"
+
 
 def parser() -> argparse.ArgumentParser:
     """The switches."""
@@ -54,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     life.add_argument("--empty-completion", action="store_true", help="/v1/completions answers without a token")
     life.add_argument("--leak-children", type=int, default=0, metavar="N", help="children that ignore SIGTERM")
     life.add_argument("--double-fork-child", action="store_true", help="a daemon in a session of its own")
-    life.add_argument("--core", action="store_true", help="a child that computes; when it dies we end with exit 0")
+    life.add_argument("--core", action="store_true", help="a child, tied to us, that computes; when it dies we exit 0")
     life.add_argument("--print-lines", type=int, default=0, metavar="N", help="log `line 1` to `line N` first")
     life.add_argument("--armed", action="store_true", help="dies with its parent, as the real engine does")
     talk = args.add_argument_group("answers")
@@ -386,7 +389,7 @@ def main() -> None:
     server = Server(Facts(switches), bound, trusted=bool(switches.uds))
     leave_children(switches)
     if switches.core:
-        core = subprocess.Popen([sys.executable, "-S", "-c", SLEEPER])
+        core = subprocess.Popen([sys.executable, "-S", "-c", f"{TIE}; {SLEEPER}"])
         threading.Thread(target=follow, args=(core,), daemon=True).start()
     print(f"loading on {address}", flush=True)
     time.sleep(switches.load_seconds / 2)

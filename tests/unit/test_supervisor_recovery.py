@@ -154,6 +154,18 @@ def test_the_process_that_died_first_is_named_with_its_signal(fake: Fake) -> Non
     stop(driver)
 
 
+def test_of_a_killed_api_server_the_core_that_the_kernel_kills_with_it_is_not_blamed(fake: Fake) -> None:
+    launch = fake.launch("--core")
+    driver = Driver(launch)
+    driver.until_report("ready")
+    first = leader(fake, driver)
+    os.kill(first.pid, signal.SIGKILL)
+    told = driver.until_report("the engine ended by itself")
+    assert told.endswith(f": its process {first.pid} (the API server) died first: signal 9 (SIGKILL)\n")
+    driver.until_report("ready")
+    stop(driver)
+
+
 def test_an_engine_whose_log_was_taken_away_is_started_anew_all_the_same(fake: Fake) -> None:
     launch = fake.launch()
     driver = Driver(launch)
