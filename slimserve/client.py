@@ -17,6 +17,7 @@ from collections.abc import Generator, Iterator
 from urllib.parse import urlsplit
 
 from slimserve.client_faults import (
+    ADVICE_BY_CODE,
     EXCERPT_CHARACTERS,
     BrokenStream,
     Endpoint,
@@ -289,11 +290,14 @@ def _event(data: str, endpoint: Endpoint) -> dict[str, object]:
         )
     if event.get("error") is not None:
         message, code = error_message(event)
-        raise BrokenStream(
-            Finding(
-                f"the server broke the answer off{f' with {code}' if code else ''}: {message}",
+        why, do = ADVICE_BY_CODE.get(
+            code,
+            (
                 "the error came in the stream, after the answer had been accepted",
                 "look at the end of the engine's log, whose path is printed when it starts, and ask again",
-            )
+            ),
+        )
+        raise BrokenStream(
+            Finding(f"the server broke the answer off{f' with {code}' if code else ''}: {message}", why, do)
         )
     return event

@@ -110,19 +110,41 @@ def status_finding(endpoint: Endpoint, status: int, reason: str, raw: bytes) -> 
     """The finding for an answer whose status is not 200, from its OpenAI error body where it has one."""
     text = raw.decode(errors="replace").strip()
     try:
-        message, _ = error_message(decode_json(text))
+        message, code = error_message(decode_json(text))
     except ValueError:
-        message = ""
+        message, code = "", ""
     message = message or (excerpt(text) if text else "no explanation came with it")
-    why, do = _status_advice(endpoint, status)
+    why, do = _status_advice(endpoint, status, code)
     return Finding(f"the server answered {status} {reason}".rstrip() + f": {message}", why, do)
 
 
-def _status_advice(endpoint: Endpoint, status: int) -> tuple[str, str]:
+_TO_COME = ("it is not ready yet", "wait until it is, as `slimserve --status` tells, and ask again")
+_ANEW = ("its engine died and is started again", "wait until it is ready, as `slimserve --status` tells, and ask again")
+_TO_END = ("it was told to stop, and does not come back by itself", "start it again: slimserve PROFILE --serve")
+# Why and what to do, by the code of a 503: an endpoint of ours says by it where it stands.
+ADVICE_BY_CODE = {
+    "endpoint_starting": _TO_COME,
+    "endpoint_fetching": _TO_COME,
+    "endpoint_loading": _TO_COME,
+    "endpoint_warming": _TO_COME,
+    "endpoint_restarting": _ANEW,
+    "engine_died": _ANEW,
+    "endpoint_draining": _TO_END,
+    "endpoint_stopped": _TO_END,
+    "draining": _TO_END,
+    "endpoint_failed": (
+        "its engine crashed too often, and it does not come back by itself",
+        "see why with `slimserve --status`, stop it, and start it again: slimserve PROFILE --serve",
+    ),
+    "too_many_connections": ("it has as many connections as it takes", "wait for a moment and ask again"),
+}
+
+
+def _status_advice(endpoint: Endpoint, status: int, code: str) -> tuple[str, str]:
     if status in (401, 403):
         sent = "the key that was sent is not the server's" if endpoint.api_key else "no key was sent"
         why = f"the server asks for an API key, and {sent}"
-        return why, "give one of its keys; `slimserve --add-key NAME` makes one"
+        return why, "set SLIMSERVE_API_KEY to one of its keys; `slimserve --add-key NAME` makes one"
     if status == 404:
         return (
             f"it serves no model named {endpoint.model!r}, or has no such route",
@@ -131,7 +153,7 @@ def _status_advice(endpoint: Endpoint, status: int) -> tuple[str, str]:
     if status == 429:
         return "it has as many requests in flight as it admits", "wait for a moment and ask again"
     if status == 503:
-        return "it is loading, or draining before it stops", "wait for a moment and ask again"
+        return ADVICE_BY_CODE.get(code, ("it takes no requests at the moment", "wait for a moment and ask again"))
     if status >= 500:
         return (
             "it broke while it worked on the request",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import re
 import signal
 import socket
 import sys
 import termios
+from pathlib import Path
 from typing import IO
 
 import pytest
@@ -24,6 +27,10 @@ from chat_support import (
     wait_until,
 )
 
+from slimserve.client_faults import ADVICE_BY_CODE
+from slimserve.engine.state import State
+
+ROOT = Path(__file__).resolve().parents[2]
 HELLO = (event({"role": "assistant", "content": ""}), event({"content": "Hello"}), event({"content": " you"}))
 
 
@@ -98,7 +105,7 @@ def test_a_call_of_a_tool_is_no_answer() -> None:
     ("status", "do"),
     [
         (400, "mend what its message names"),
-        (401, "give one of its keys; `slimserve --add-key NAME` makes one"),
+        (401, "set SLIMSERVE_API_KEY to one of its keys; `slimserve --add-key NAME` makes one"),
         (404, "compare with the names under"),
         (429, "wait for a moment"),
         (500, "look at the end of the engine's log"),
@@ -112,6 +119,34 @@ def test_an_error_status_is_told_with_the_server_s_own_words(status: int, do: st
     assert err.startswith(f"the server answered {status} ")
     assert f"the fake answers {status}" in err
     assert f"do:  {do}" in err
+
+
+@pytest.mark.parametrize(
+    ("code", "why", "do"),
+    [
+        ("endpoint_loading", "it is not ready yet", "wait until it is"),
+        ("endpoint_failed", "it does not come back by itself", "see why with `slimserve --status`"),
+        ("endpoint_stopped", "it was told to stop", "start it again"),
+        ("draining", "it was told to stop", "start it again"),
+        ("engine_died", "its engine died and is started again", "wait until it is ready"),
+        ("somebody_else_s", "it takes no requests at the moment", "wait for a moment"),
+    ],
+)
+def test_what_to_do_about_a_503_depends_on_its_code(code: str, why: str, do: str) -> None:
+    body = json.dumps({"error": {"message": "the reason", "code": code}}).encode()
+    with scripted_server(response(body, "application/json", "503 Service Unavailable")) as base_url:
+        _, _, err = run(base_url, "--ask", "Hi")
+    assert err.startswith("the server answered 503 Service Unavailable: the reason\n")
+    assert f"why: {why}" in err.replace("its engine crashed too often, and ", "")
+    assert f"do:  {do}" in err
+
+
+def test_every_state_and_code_of_a_503_has_its_advice() -> None:
+    codes = {f"endpoint_{state}" for state in State if state is not State.READY}
+    for file in (ROOT / "slimserve/admission").glob("*.py"):
+        codes |= set(re.findall(r'\b503,(?:(?!Rejected).)*?code="(\w+)"', file.read_text(), re.DOTALL))
+    assert {"engine_died", "draining"} <= codes
+    assert codes == set(ADVICE_BY_CODE)
 
 
 def test_an_error_status_without_an_openai_body_is_quoted() -> None:
