@@ -29,11 +29,13 @@ class WeightsOnDisk:
         folder: where the engine will find it.
         ready: all of it is there.
         needed_bytes: disk space that fetching and converting the rest takes at its peak, in bytes.
+        here: whether that is the disk of the machine that is judged; nothing is known of another's.
     """
 
     folder: Path
     ready: bool
     needed_bytes: int
+    here: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,12 @@ class Advice:
     Args:
         where: `file:line` of a key of the profile.
         others: profiles of the same model that would fit elsewhere, each with its platform.
+        listing: the command that lists what runs on the machine that is judged.
     """
 
     where: Callable[[Loc], str]
     others: Callable[[], tuple[str, ...]]
+    listing: str = "slimserve --list"
 
 
 NO_ADVICE = Advice(lambda loc: "", lambda: ())
@@ -143,11 +147,11 @@ def make_plan(subject: Subject, machine: Machine, weights: WeightsOnDisk, advice
     gpus: tuple[Gpu, ...] | None = ()
     if subject.platform.gpus is not None:  # first, since it is what a reader asks first
         try:
-            gpus = cards.choose(subject, subject.platform.gpus, machine)
+            gpus = cards.choose(subject, subject.platform.gpus, machine, advice.listing)
         except Refused as refused:
             refusals += refused.findings
             gpus = None
-    refusals += requirements.unmet(subject, machine)
+    refusals += requirements.unmet(subject, machine, advice.listing)
     refusals += disk(machine, weights)
     refusals += preflight.blocking(machine, subject.platform)
     rank: Rank | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from slimserve import paths, registry_cache, weights
 from slimserve.engine.variables import OWNED
 from slimserve.errors import Finding, Refused, UsageError, raise_if_any
 from slimserve.machine import Machine
-from slimserve.plan import Advice, Plan, Verdict, WeightsOnDisk, describe, make_plan, matches
+from slimserve.plan import NO_ADVICE, Advice, Plan, Verdict, WeightsOnDisk, describe, make_plan, matches
 from slimserve.profile import Profile
 from slimserve.records import dataclass
 from slimserve.registry import Registry
@@ -22,6 +23,8 @@ from slimserve.weights import Manifest
 
 if TYPE_CHECKING:
     from slimserve.planner.what_if import Change
+
+LISTING = "slimserve --list"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Session:
         here: whether `machine` is the one that this program runs on.
         cache: folder of weights and engine caches.
         environment: the caller's variables.
+        listing: the command that lists what runs on `machine`.
     """
 
     registry: Registry
@@ -41,6 +45,7 @@ class Session:
     here: bool
     cache: Path
     environment: Mapping[str, str]
+    listing: str = LISTING
 
     def resolve(self, name: str) -> Profile:
         """The profile that `name` means on this machine.
@@ -63,7 +68,7 @@ class Session:
                 Finding(
                     f"{name} names {len(candidates)} profiles, none of them for {self.machine.source}",
                     f"it stands for {named}",
-                    "see slimserve --list for what runs here, or plan one of them with --on PLATFORM",
+                    f"see {self.listing} for what runs there, or plan one of them with --on PLATFORM",
                 )
             )
         # Of several that fit one machine the one that uses most of it is meant.
@@ -83,7 +88,7 @@ class Session:
         ready = there and weights.state(folder, self.manifest(subject)).ready
         # A machine that is only described has nothing on its disk yet, whatever this one has.
         looked = folder if self.here else Path(os.devnull)
-        return WeightsOnDisk(folder, ready, 0 if ready else weights.peak_bytes(looked, checkpoint))
+        return WeightsOnDisk(folder, ready, 0 if ready else weights.peak_bytes(looked, checkpoint), self.here)
 
     def manifest(self, subject: Subject) -> Manifest:
         """The files that the checkpoint of `subject` consists of.
@@ -143,15 +148,16 @@ class Session:
                         found.append(f"{other.id} ({platform.title})")
             return tuple(found)
 
-        return Advice(where, others)
+        return Advice(where, others, self.listing)
 
     def verdicts(self) -> list[Verdict]:
         """The verdict on every profile."""
         result = []
+        unadvised = Advice(NO_ADVICE.where, NO_ADVICE.others, self.listing)
         for profile in self.registry.profiles.values():
             subject = self.registry.subject(profile)
             try:
-                plan = make_plan(subject, self.machine, self.weights(subject))
+                plan = make_plan(subject, self.machine, self.weights(subject), unadvised)
                 fetchable = subject.model.checkpoints[profile.quant].is_fetchable
                 result.append(Verdict(profile, (), plan.weights.ready, fetchable))
             except Refused as refused:
@@ -194,13 +200,15 @@ def open_session(
     if machine_file is not None:
         from slimserve.machine import load_machine
 
-        return Session(registry, load_machine(machine_file), False, cache, environment)
+        listing = f"{LISTING} --machine {shlex.quote(str(machine_file))}"
+        return Session(registry, load_machine(machine_file), False, cache, environment, listing)
     if platform is not None:
         if platform not in registry.platforms:
             raise UsageError(
                 Finding(f"there is no platform {platform!r}", "--on takes one", nearest(platform, registry.platforms))
             )
-        return Session(registry, describe(registry.platforms[platform], 1 << 50), False, cache, environment)
+        described = describe(registry.platforms[platform], 1 << 50)
+        return Session(registry, described, False, cache, environment, f"{LISTING} --on {platform}")
     from slimserve.probe import read_machine
 
     return Session(registry, read_machine(cache, environment), True, cache, environment)

@@ -65,7 +65,7 @@ def plan_text(
         f"  licence   {checkpoint.licence}",
         f"  platform  {platform.title}",
         f"  machine   {plan.machine.source}: {devices}",
-        f"  weights   {plan.weights.folder} ({_weights(plan)})",
+        f"  weights   {_weights(plan)}",
         f"  status    {profile.status}",
         *(f"  what if   {one.key} = {json.dumps(one.after)}, the profile: {json.dumps(one.before)}" for one in changes),
         "",
@@ -120,8 +120,8 @@ def plan_json(
         "machine": plan.machine.source,
         "gpus": [gpu.uuid for gpu in plan.gpus],
         "weights": {
-            "folder": str(plan.weights.folder),
-            "ready": plan.weights.ready,
+            "folder": str(plan.weights.folder) if plan.weights.here else None,
+            "ready": plan.weights.ready if plan.weights.here else None,
             "needed_bytes": plan.weights.needed_bytes,
         },
         "what_if": [{"key": one.key, "profile": one.before, "value": one.after} for one in changes],
@@ -161,11 +161,14 @@ def _launch_lines(command: Command, nodes: Mapping[int, Command] | None) -> Iter
 
 
 def _weights(plan: Plan) -> str:
+    fetchable = plan.subject.model.checkpoints[plan.subject.profile.quant].is_fetchable
+    disk = f"fetching them takes up to {gib(plan.weights.needed_bytes)} of disk"
+    if not plan.weights.here:  # a folder and a disk of this machine, and the plan is for another
+        return disk if fetchable else "they cannot be fetched: --fetch says why"
     if plan.weights.ready:
-        return "there"
-    if not plan.subject.model.checkpoints[plan.subject.profile.quant].is_fetchable:
-        return "not there, and they cannot be fetched: --fetch says why"
-    return f"not there; fetching them takes up to {gib(plan.weights.needed_bytes)} of disk"
+        return f"{plan.weights.folder} (there)"
+    missing = f"not there; {disk}" if fetchable else "not there, and they cannot be fetched: --fetch says why"
+    return f"{plan.weights.folder} ({missing})"
 
 
 def _command_lines(argv: Sequence[str]) -> list[str]:

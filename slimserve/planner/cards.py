@@ -14,8 +14,11 @@ from slimserve.subject import Subject
 _RANK = {"unknown": 0, "none": 0, "p2p": 1, "nvlink": 2}
 
 
-def choose(subject: Subject, wanted: Accelerators, machine: Machine) -> tuple[Gpu, ...]:
+def choose(subject: Subject, wanted: Accelerators, machine: Machine, listing: str) -> tuple[Gpu, ...]:
     """The first GPUs that qualify and are idle.
+
+    Args:
+        listing: the command that lists what runs on `machine`.
 
     Raises:
         Refused: with the reasons why there are not enough.
@@ -32,16 +35,14 @@ def choose(subject: Subject, wanted: Accelerators, machine: Machine) -> tuple[Gp
         hidden = f" ({machine.hidden_gpus} more hidden by CUDA_VISIBLE_DEVICES)" if machine.hidden_gpus else ""
         legal = ", ".join(map(str, subject.model.geometry.legal_tensor_parallel()))
         why = [f"the profile runs on exactly {wanted.count}; {subject.model.title} can be split over {legal}"]
-        why += [
-            f"GPU {gpu.index} does not count: {reason}" for gpu in machine.gpus if (reason := mismatch(wanted, gpu))
-        ]
+        why += _not_counted(wanted, machine.gpus)
         if machine.gpu_problem is not None:
             why.append(machine.gpu_problem.what)
         refusals.append(
             Finding(
                 f"GPUs found: {shown}{hidden}; needed: {needed}",
                 "; ".join(why),
-                "use a profile for this machine: slimserve --list",
+                f"use a profile for this machine: {listing}",
             )
         )
     engine = subject.profile.engine
@@ -65,10 +66,23 @@ def choose(subject: Subject, wanted: Accelerators, machine: Machine) -> tuple[Gp
     return chosen
 
 
+def _not_counted(wanted: Accelerators, gpus: tuple[Gpu, ...]) -> Iterator[str]:
+    """Each reason once, with the cards that it holds for."""
+    reasons: dict[str, list[int]] = {}
+    for gpu in gpus:
+        if reason := mismatch(wanted, gpu):
+            reasons.setdefault(reason, []).append(gpu.index)
+    for reason, (first, *others) in reasons.items():
+        if others:
+            yield f"{1 + len(others)} GPUs do not count, each because {reason}"
+        else:
+            yield f"GPU {first} does not count: {reason}"
+
+
 def mismatch(wanted: Accelerators, gpu: Gpu) -> str | None:
     """Why `gpu` is not one of `wanted`, or None."""
     if gpu.name != wanted.name:
-        return f"it is a {gpu.name}"
+        return f"it is {'an' if gpu.name.startswith(('NVIDIA', 'AMD')) else 'a'} {gpu.name}"
     if gpu.capability != wanted.capability:
         return f"its capability is {gpu.capability}"
     if gpu.mig == "instance":

@@ -9,8 +9,8 @@ from slimserve.machine import GIB, Machine, gib
 from slimserve.subject import Subject
 
 
-def unmet(subject: Subject, machine: Machine) -> Iterator[Finding]:
-    """What `machine` lacks that the platform of `subject` needs."""
+def unmet(subject: Subject, machine: Machine, listing: str) -> Iterator[Finding]:
+    """What `machine` lacks that the platform of `subject` needs; `listing` is the command that lists what it runs."""
     platform, needs, memory = subject.platform, subject.platform.needs, machine.memory
     if machine.system != "Linux":
         yield Finding(f"the system is {machine.system}", "the engine runs on Linux", "use a Linux machine")
@@ -18,7 +18,7 @@ def unmet(subject: Subject, machine: Machine) -> Iterator[Finding]:
         yield Finding(
             f"the processor is {machine.cpu.architecture}",
             f"{subject.profile.id} was made for {platform.architecture}",
-            "use a profile for this machine: slimserve --list",
+            f"use a profile for this machine: {listing}",
         )
     if memory.usable_bytes < needs.memory_bytes.value:
         limit = " (the control group's limit)" if memory.usable_bytes < memory.available_bytes else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -95,6 +97,21 @@ def test_a_refusal_as_json(environment: dict[str, str]) -> None:
     assert "3 x NVIDIA GeForce RTX 3090" in data["findings"][0]["what"]
 
 
+@pytest.mark.parametrize("stand_in", [("--on", "cpu-x86-64"), ("--machine", str(MACHINES / "rtx3090x3.yaml"))])
+def test_a_refusal_for_another_machine_points_to_the_listing_for_it(
+    environment: dict[str, str], stand_in: tuple[str, str]
+) -> None:
+    result = slimserve(environment, "qwen38fn-fp8-8", "--plan", *stand_in)
+    assert result.returncode == 3
+    assert f"do:  use a profile for this machine: slimserve --list {shlex.join(stand_in)}\n" in result.stderr
+    (refused,) = [
+        one
+        for one in json.loads(slimserve(environment, "--list", "--json", *stand_in).stdout)["profiles"]
+        if one["id"] == "qwen38fn-fp8-3090x8"
+    ]
+    assert refused["refusals"][0]["do"].endswith(f"slimserve --list {shlex.join(stand_in)}")
+
+
 def test_the_plan_for_another_machine_in_full(environment: dict[str, str]) -> None:
     result = slimserve(environment, "qwen38fn-fp8-8", "--plan", "--on", "rtx3090x8")
     assert result.returncode == 0, result.stderr
@@ -102,6 +119,11 @@ def test_the_plan_for_another_machine_in_full(environment: dict[str, str]) -> No
         assert words in result.stdout
     data = json.loads(slimserve(environment, "qwen38fn-fp8-8", "--plan", "--on", "rtx3090x8", "--json").stdout)
     assert all(row["why"] and row["evidence"] for row in data["settings"])
+    # What this machine's disk holds is nothing to a plan for another one.
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("  weights  ")]
+    assert re.fullmatch(r"  weights   fetching them takes up to [0-9.]+ GiB of disk", line)
+    assert (data["weights"]["folder"], data["weights"]["ready"]) == (None, None)
+    assert data["weights"]["needed_bytes"] > 0
 
 
 @pytest.mark.parametrize(

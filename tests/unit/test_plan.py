@@ -81,8 +81,8 @@ def test_too_few_gpus_names_found_needed_and_legal_counts(registry: Registry, ra
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("name", "NVIDIA GeForce RTX 3090 Ti", "GPU 3 does not count: it is a NVIDIA GeForce RTX 3090 Ti"),
-        ("name", "NVIDIA A10", "GPU 3 does not count: it is a NVIDIA A10"),
+        ("name", "NVIDIA GeForce RTX 3090 Ti", "GPU 3 does not count: it is an NVIDIA GeForce RTX 3090 Ti"),
+        ("name", "NVIDIA A10", "GPU 3 does not count: it is an NVIDIA A10"),
         ("capability", "8.9", "its capability is 8.9"),
         ("mig", "on", "MIG is on"),
         ("mig", "instance", "it is a MIG slice"),
@@ -100,6 +100,11 @@ def test_a_card_that_is_another_does_not_count(
     text = refuse(registry, change(rack, **changes))
     assert says in text
     assert "needed: 8 x" in text
+
+
+def test_cards_that_do_not_count_for_one_reason_are_counted(registry: Registry, rack: Machine) -> None:
+    text = refuse(registry, change(rack, gpus__2__name="NVIDIA A10", gpus__3__name="NVIDIA A10", gpus__5__mig="on"))
+    assert "; 2 GPUs do not count, each because it is an NVIDIA A10; GPU 5 does not count: MIG is on\n" in text
 
 
 def test_a_busy_card_is_named_with_its_process(registry: Registry, rack: Machine) -> None:
