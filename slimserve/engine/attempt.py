@@ -22,7 +22,7 @@ from slimserve.engine.gate.words import Words
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord
 from slimserve.engine.state import Board, State
-from slimserve.engine.variables import ADMISSION_VARIABLE, WORDS_VARIABLE
+from slimserve.engine.variables import ADMISSION_VARIABLE, SCRATCH_VARIABLE, WORDS_VARIABLE
 from slimserve.engine.workers import Death
 from slimserve.errors import Failed, Finding, Refused
 from slimserve.exposure import Reach
@@ -39,7 +39,8 @@ class Launch:
 
     Args:
         argv: the command; it makes the engine listen at `control`, and nowhere else.
-        env: the engine's environment; each start adds the supervisor's pid and build, the engine's tag and the door.
+        env: the engine's environment; each start adds the supervisor's pid and build, the engine's tag, its
+            temporary folder and the door.
         admission: what the door is told; each start adds the listening socket.
         control: the engine's unix socket.
         host, port: the public address; empty and 0 for a node that has none.
@@ -120,7 +121,8 @@ class Attempt:
         folder.clear()
         tag = secrets.token_hex(16)
         self._gate = Words(folder.path, launch.processes, tag)
-        env = {**launch.env, PARENT: str(os.getpid()), SUPERVISOR: BUILD, procfs.TAG: tag}
+        scratch = str(folder.make_scratch())
+        env = {**launch.env, PARENT: str(os.getpid()), SUPERVISOR: BUILD, procfs.TAG: tag, SCRATCH_VARIABLE: scratch}
         inherited: tuple[int, ...] = ()
         if listening is not None:
             inherited = (listening.fileno(),)
@@ -141,7 +143,7 @@ class Attempt:
                 )
             ) from error
         try:
-            self._write_record(tag)
+            self._write_record(tag, scratch)
         except BaseException:
             self.stop()
             raise
@@ -285,7 +287,7 @@ class Attempt:
                 self.check()
             return question.result
 
-    def _write_record(self, tag: str) -> None:
+    def _write_record(self, tag: str, scratch: str) -> None:
         launch = self._launch
         leader, own = procfs.read(self._process.pid), procfs.own()
         if leader is None:
@@ -300,6 +302,7 @@ class Attempt:
                 supervisor_pid=own.pid,
                 supervisor_start_ticks=own.start_ticks,
                 argv=launch.argv,
+                scratch=scratch,
             )
         )
 

@@ -47,7 +47,7 @@ PASSED = frozenset(
 )
 # Variables that would have configured the engine; dropping one of them is said aloud.
 _TELLING = tuple("VLLM_ NCCL_ CUDA_ TORCH PYTORCH_ TRITON_ FLASHINFER_ OMP_ KMP_ MKL_ GLOO_ HF_ TRANSFORMERS_".split())
-_ALSO_TELLING = frozenset({"PYTHONPATH", "LD_PRELOAD", "TMPDIR"})
+_ALSO_TELLING = frozenset({"PYTHONPATH", "LD_PRELOAD"})
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 import time
@@ -25,6 +26,9 @@ MOST_PATH_BYTES = 107
 FILE_NAME = "engine.json"
 LOG_NAME = "engine.log"
 CONTROL_NAME = "engine.sock"
+SCRATCH_PREFIX = "slimserve-"
+# Of what the engine names itself in there, the longest is a socket by its UUID; `mkdtemp` adds eight letters to ours.
+_SCRATCH_BYTES = len("//") + len(SCRATCH_PREFIX) + 8 + 36
 # An engine whose supervisor was killed a moment ago is being ended by its guard; it is not a leftover yet.
 LEFTOVER_SECONDS = 3.0
 KILL_SECONDS = 10.0
@@ -47,6 +51,7 @@ class StartRecord:
         tag: value of SLIMSERVE_ENGINE_TAG in the engine's processes.
         supervisor_pid, supervisor_start_ticks: the same for the process that started it.
         argv: the command.
+        scratch: the engine's own temporary folder, removed when the last of its processes is gone.
         boot: the boot that these pids and ticks count from: after another, or on another machine with the same home
             folder, they name nobody.
     """
@@ -59,6 +64,7 @@ class StartRecord:
     supervisor_pid: Annotated[int, Between(1, 1 << 22)]
     supervisor_start_ticks: Ticks
     argv: tuple[str, ...]
+    scratch: Annotated[str, Matching(f"/(.*/)?{SCRATCH_PREFIX}[a-z0-9_]+", "the path of a temporary folder of ours")]
     boot: str = field(default_factory=procfs.boot)
 
     def members(self) -> list[procfs.Process]:
@@ -166,8 +172,17 @@ def leftovers(runs_folder: Path) -> list[Leftover]:
         if processes := record.members():
             found.append(Leftover(record, path, tuple(processes)))
         else:
+            remove_scratch(Path(record.scratch))
             path.unlink(missing_ok=True)
     return found
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove a temporary folder of a dead engine, if it is there and this user's."""
+    with contextlib.suppress(OSError):
+        about = folder.lstat()
+        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def control_path(run_folder: Path) -> Path:
@@ -192,6 +207,7 @@ class RunFolder:
         self.log_path = path / LOG_NAME
         self._record_path = path / FILE_NAME
         self._own_control = False
+        self._scratch: Path | None = None
 
     def prepare(self) -> None:
         """Make the folder with mode 0700 and the log with 0600, where they are not there.
@@ -209,6 +225,27 @@ class RunFolder:
         except OSError as error:
             raise self._refusal(error) from error
 
+    def make_scratch(self) -> Path:
+        """A folder below TMPDIR for the temporary files and sockets of one start, some of which every engine leaves.
+
+        Raises:
+            Refused: it cannot be made.
+        """
+        try:
+            base = tempfile.gettempdir()
+            if len(os.fsencode(base)) + _SCRATCH_BYTES > MOST_PATH_BYTES:
+                base = "/tmp"  # a socket could not be bound there
+            self._scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=base))
+        except OSError as error:
+            raise Refused(
+                Finding(
+                    f"cannot make a temporary folder: {error.strerror}",
+                    "sockets and other files of the engine's start are kept there",
+                    "make TMPDIR writable for this user, or free space there",
+                )
+            ) from error
+        return self._scratch
+
     def write(self, record: StartRecord) -> None:
         """Write the start record, whole or not at all, with mode 0600.
 
@@ -221,7 +258,10 @@ class RunFolder:
             raise self._refusal(error) from error
 
     def clear(self) -> None:
-        """Forget the start; the log stays."""
+        """Forget the start, whose processes are gone; the log stays."""
+        if self._scratch is not None:
+            remove_scratch(self._scratch)
+            self._scratch = None
         for path in (self._record_path, self.control):  # the next engine could not bind what is in its place
             with contextlib.suppress(OSError):
                 path.unlink()

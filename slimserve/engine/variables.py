@@ -8,6 +8,8 @@ GATE_VARIABLE = "SLIMSERVE_GATE"
 """the plan's word, for the engine's processes"""
 WORDS_VARIABLE = "SLIMSERVE_GATE_WORDS"
 """the folder of the gate's words, for the engine's processes"""
+SCRATCH_VARIABLE = "TMPDIR"
+"""where the engine's temporary files and sockets go: a folder of each start"""
 
 # What no profile decides: (variable, value, policy).
 FIXED_ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
@@ -35,6 +37,8 @@ OWNED = frozenset(
         ADMISSION_VARIABLE,
         GATE_VARIABLE,
         WORDS_VARIABLE,
+        SCRATCH_VARIABLE,
+        "VLLM_RPC_BASE_PATH",  # else that folder
         "VLLM_PLUGINS",
         *(name for name, _, _ in FIXED_ENVIRONMENT),
         "VLLM_WORKER_MULTIPROC_METHOD",

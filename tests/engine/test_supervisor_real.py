@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -222,13 +223,19 @@ def test_a_killed_process_is_named_and_the_end_of_the_core_is_in_the_last_words(
         driver.wait(10.0)
 
 
-def test_it_serves_listens_on_loopback_alone_and_stops(launch: Launch, tmp_path: Path) -> None:
+def test_it_serves_listens_on_loopback_alone_and_stops(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reports: list[str] = []
     folder = Path.cwd()
     os.chdir(tmp_path)
+    own = Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))  # pytest's is too long for a socket
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
     try:
         with Supervisor(launch, reports.append) as supervisor:
             engine = living(tmp_path)
+            (scratch,) = own.iterdir()
+            assert any(path.is_socket() for path in scratch.iterdir())
             assert {"VLLM::EngineCor", "VLLM::Worker"} <= {one.name for one in engine}
             addresses = {address for one in engine for address in listening(one.pid)}
             assert addresses
@@ -246,6 +253,7 @@ def test_it_serves_listens_on_loopback_alone_and_stops(launch: Launch, tmp_path:
     assert supervisor.log_path.exists()
     assert "stopped" in reports[-1]
     await_nothing(tmp_path, 2.0)
+    own.rmdir()  # for which it has to be empty
 
 
 def descriptors(pid: int) -> list[str]:

@@ -6,7 +6,9 @@ import re
 import signal
 import socket
 import stat
+import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +16,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from supervisor_support import KEY, Fake, ask, fake_fixture, free_port
+from supervisor_support import KEY, Driver, Fake, ask, fake_fixture, free_port
 from waiting import until
 
 from slimserve.engine import ending, ports, process, procfs
+from slimserve.engine.record import MOST_PATH_BYTES
 from slimserve.engine.supervisor import Launch, Supervisor
 from slimserve.errors import Failed, Refused
 
@@ -61,8 +64,56 @@ def test_the_engine_gets_no_input_and_the_environment_as_given(fake: Fake) -> No
         pid = json.loads((launch.run_folder / "engine.json").read_text())["pid"]
         names = {entry.split(b"=")[0].decode() for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
         ours = {"SLIMSERVE_PARENT_PID", "SLIMSERVE_ENGINE_TAG", "SLIMSERVE_ADMISSION", "SLIMSERVE_SUPERVISOR"}
-        assert names - {""} == {*launch.env, *ours}
+        assert names - {""} == {*launch.env, *ours, "TMPDIR"}
         assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
+
+
+def scratch_of(launch: Launch) -> Path:
+    """The temporary folder of the engine that runs: what its own environment says."""
+    pid = json.loads((launch.run_folder / "engine.json").read_text())["pid"]
+    (entry,) = [one for one in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if one.startswith(b"TMPDIR=")]
+    return Path(os.fsdecode(entry.removeprefix(b"TMPDIR=")))
+
+
+def test_the_engine_has_a_temporary_folder_of_its_own_that_goes_with_it(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))  # pytest's may be too long for a socket
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
+    launch = fake.launch()
+    with Supervisor(launch, lambda line: None):
+        scratch = scratch_of(launch)
+        assert scratch.parent == own
+        assert scratch.stat().st_mode & 0o777 == 0o700
+        assert len(os.fsencode(scratch / str(uuid.uuid4()))) <= MOST_PATH_BYTES
+        (scratch / "vllm_dist_0").write_text("left behind")
+    assert not scratch.exists()
+    own.rmdir()
+    deep = tmp_path / ("deep" * 20)  # no socket could be bound there
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with Supervisor(launch, lambda line: None):
+        assert scratch_of(launch).parent == Path("/tmp")
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with (
+        pytest.raises(Refused, match=r"cannot make a temporary folder(.|\n)*make TMPDIR writable"),
+        Supervisor(launch, lambda line: None),
+    ):
+        pytest.fail("it never was ready")
+
+
+def test_the_temporary_folder_of_a_killed_run_goes_at_the_next_start(fake: Fake) -> None:
+    launch = fake.launch("--armed")
+    driver = Driver(launch)
+    driver.until_report("ready")
+    scratch = scratch_of(launch)
+    (scratch / "0d7e").mkdir()
+    driver.process.kill()
+    driver.process.wait()
+    fake.require_none(10.0)
+    assert scratch.is_dir()
+    with Supervisor(fake.launch(run="another"), lambda line: None):
+        assert not scratch.exists()
 
 
 def test_ready_only_when_a_token_came_back(fake: Fake) -> None:

@@ -146,15 +146,21 @@ def test_a_record_whose_number_was_given_to_another_process_is_no_leftover(tmp_p
     with leader:
         now = procfs.read(leader.pid)
         assert now is not None
-        record = StartRecord("p", 1, leader.pid, now.start_ticks, "tag", own.pid, own.start_ticks - 1, ("x",))
+        scratch = tmp_path / "slimserve-scratch"
+        (scratch / "deep").mkdir(parents=True)
+        record = StartRecord(
+            "p", 1, leader.pid, now.start_ticks, "tag", own.pid, own.start_ticks - 1, ("x",), str(scratch)
+        )
         folder = RunFolder(tmp_path / "run", tmp_path / "run/engine.sock")
         folder.prepare()
         folder.write(record)
         (found,) = leftovers(tmp_path)
         assert [process.pid for process in found.processes] == [leader.pid]
+        assert scratch.is_dir()
         folder.write(replace(record, start_ticks=now.start_ticks - 1))
         assert leftovers(tmp_path) == []
         assert not (tmp_path / "run/engine.json").exists()
+        assert not scratch.exists()
         leader.kill()
 
 

@@ -18,7 +18,7 @@ import pytest
 from slimserve.engine import procfs, record
 from slimserve.engine.record import RunFolder, StartRecord, leftovers
 
-GOOD = StartRecord("p", 8000, 4242, 7, "tag", 4241, 6, ("serve", "x"))
+GOOD = StartRecord("p", 8000, 4242, 7, "tag", 4241, 6, ("serve", "x"), "/tmp/slimserve-abcdefgh")
 # A leader that starts a child in its session, tells the child's pid, and ends; the child ends with its stdin.
 LEADER = """
 import subprocess, sys
@@ -61,6 +61,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         {"argv": "serve"},
         {"argv": [1]},
         {"boot": 3},
+        {"scratch": "/home/somebody"},
+        {"scratch": "slimserve-x"},
+        {"scratch": "/tmp/slimserve-x/.."},
         {"extra": 1},
     ],
 )
