@@ -14,6 +14,9 @@ from slimserve.engine.state import State, moment
 from slimserve.shapes import plain
 
 DOOR_SECONDS = 2.0
+# Of a crash's last words so much is for a person at a terminal.
+LAST_LINES = 5
+LINE_CHARACTERS = 160
 
 
 def look(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -71,7 +74,10 @@ def _lines(endpoint: Mapping[str, Any], now: float) -> list[str]:
         lines.append(f"    last crash {moment(crash['when'])}: {crash['what']}")
         lines.append(f"    {crash['why']}")
         if endpoint["state"] != State.READY:  # later they are in the log, and in the JSON
-            lines += [f"    | {words}" for words in crash["last_words"]]
+            words = crash["last_words"]
+            lines += [f"    | {_short(one)}" for one in words[-LAST_LINES:]]
+            if len(words) > LAST_LINES:
+                lines.append(f"    what it said before: --status --json, or {crash['log']}")
     if endpoint["node"]:
         lines.append(f"    {endpoint['node']}")
     keys = "asks for a key" if endpoint["asks_for_key"] else "asks for no key"
@@ -83,6 +89,10 @@ def _lines(endpoint: Mapping[str, Any], now: float) -> list[str]:
         lines.append(f"    no endpoint of its own   process {endpoint['pid']}")
     lines.append(f"    log {endpoint['log']}")
     return ["".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line) for line in lines]
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]}..."
 
 
 def _times(number: int) -> str:

@@ -31,7 +31,7 @@ from slimserve.engine.control import Control, Door, Line
 from slimserve.engine.front import Front
 from slimserve.engine.ports import listen
 from slimserve.engine.record import FILE_NAME
-from slimserve.engine.state import Board, State
+from slimserve.engine.state import Board, Crash, State
 from slimserve.engine.supervisor import Supervisor
 from slimserve.errors import Failed
 
@@ -395,6 +395,21 @@ def test_status_names_what_runs(fake: Fake) -> None:
         assert f"listens on 127.0.0.1:{launch.port}, asks for no key; web pages that may call: none" in text
         assert (launch.run_folder / endpoints.FILE_NAME).stat().st_mode & 0o077 == 0
     assert status(fake) == "no endpoint runs\n"
+
+
+def test_status_shows_the_end_of_a_crash_and_where_the_rest_is(fake: Fake) -> None:
+    launch = fake.launch()
+    words = tuple(f"line {number} " + "x" * 500 for number in range(30))
+    with Supervisor(launch, print) as supervisor:
+        crash = Crash(1.0, "the engine ended by itself", "somebody killed it", words, "/runs/engine.log")
+        supervisor.board.move(State.FAILED, "that was the crash number 3 in a row", crash=crash)
+        lines = status(fake).splitlines()
+        shown = [line for line in lines if line.startswith("    | ")]
+        assert [line.split()[2] for line in shown] == ["25", "26", "27", "28", "29"]
+        assert all(len(line) < 180 for line in shown)
+        assert lines[lines.index(shown[-1]) + 1] == "    what it said before: --status --json, or /runs/engine.log"
+        (one,) = json.loads(status(fake, "--json"))["endpoints"]
+        assert one["crash"]["last_words"] == list(words)
 
 
 def test_status_names_a_leftover_and_forgets_the_dead(fake: Fake, tmp_path: Path) -> None:
