@@ -177,10 +177,10 @@ class Front:
         status, seconds = self._board.status, self._board.retry_seconds()
         method, path, *_ = [*head.decode("latin-1").split(" ", 2), "", ""]
         ahead = f"ask again in {seconds} s"
-        if not status.state.comes_back:
+        if not status.state.comes_back:  # the header has a bound, and a start may take longer: one figure is told
             ahead = (
                 "it does not come back by itself, and when it is started again is not known here; that takes about "
-                f"{self._board.usual_seconds:.0f} s, so {ahead} at the earliest"
+                f"{self._board.usual_seconds:.0f} s, and to ask sooner is in vain"
             )
         unavailable = Rejected(
             503,

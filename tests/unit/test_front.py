@@ -50,18 +50,19 @@ def test_each_client_is_told_in_its_own_form(port: int, path: str) -> None:
         assert answer == {"error": {"type": "server_error", "param": None, "code": "endpoint_loading"}}
 
 
-def test_who_stops_says_that_it_does_not_come_back_by_itself() -> None:
-    board = Board(usual={State.LOADING: 30.0, State.WARMING: 4.0})
+@pytest.mark.parametrize(("usual", "retry_after"), [(34, "34"), (69, "60")])
+def test_who_stops_says_that_it_does_not_come_back_by_itself(usual: int, retry_after: str) -> None:
+    board = Board(usual={State.LOADING: usual - 4.0, State.WARMING: 4.0})
     board.move(State.DRAINING, "told to stop; what runs may finish", deadline_seconds=300.0)
     with socket.create_server(("127.0.0.1", 0)) as public:
         front = Front(public, board)
         front.accept()
         response, body = ask(public.getsockname()[1], "POST", "/v1/chat/completions")
         front.close()
-    assert response.headers["Retry-After"] == "34"
+    assert response.headers["Retry-After"] == retry_after
     message = json.loads(body)["error"]["message"]
     assert message.startswith("the endpoint is draining: told to stop; what runs may finish; it does not come back by ")
-    assert message.endswith("that takes about 34 s, so ask again in 34 s at the earliest")
+    assert message.endswith(f"that takes about {usual} s, and to ask sooner is in vain")
 
 
 def test_where_anybody_may_ask_the_reason_is_left_out() -> None:
