@@ -10,7 +10,7 @@ from typing import TextIO
 from slimserve.chat_answer import Answer, receive
 from slimserve.chat_commands import Conversation, is_command, obey
 from slimserve.chat_probe import find, is_serving, probe, unusable
-from slimserve.chat_terminal import Interrupts, Lines, OutputLost, Screen, wants_colour
+from slimserve.chat_terminal import Interrupts, Lines, OutputLost, Screen, is_empty, wants_colour
 from slimserve.client import Stop
 from slimserve.client_faults import Endpoint, Unreachable
 from slimserve.errors import Failed, Finding, SlimserveError, UsageError
@@ -23,6 +23,7 @@ __all__ = [
     "check_prompt",
     "check_text",
     "find",
+    "is_empty",
     "is_serving",
     "probe",
     "unusable",

@@ -285,6 +285,16 @@ class Lines:
         self.typed = self._line_buffer()
 
 
+def is_empty(stdin: TextIO) -> bool:
+    """Whether an input that nobody types has ended before its first byte; a pipe that may still bring some has not."""
+    if stdin.isatty() or not isinstance(stdin, io.TextIOWrapper):
+        return False
+    poll = select.poll()
+    poll.register(stdin, select.POLLIN)
+    buffered = stdin.buffer
+    return bool(poll.poll(0)) and isinstance(buffered, io.BufferedReader) and not buffered.peek(1)
+
+
 def _are_the_process_own(stdin: TextIO, screen: Screen) -> bool:
     """Whether the streams are those that `input` and readline use, whatever the caller was given."""
     return stdin is sys.stdin and screen.out is sys.stdout and screen.err is sys.stderr

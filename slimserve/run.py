@@ -94,6 +94,9 @@ def chat(session: Session, profile: Profile, host: str, port: int, system: str |
     if presence == "serving":
         endpoint = found  # `talk` goes there, without the key when nobody asked for it
         return talk()
+    if prompt is None and terminal.is_empty(sys.stdin):
+        say("the standard input is empty: nothing is asked, and no engine is started for it")
+        return 0
     if endpoint.api_key is None and exposure.keys(session.environment, host).required:
         # The keys file holds hashes, none of which opens anything: this chat makes a key that lives as long as it.
         endpoint = replace(endpoint, api_key=keys_command.new_key())

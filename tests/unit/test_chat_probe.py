@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from chat_support import fake_engine, response, scripted_server
@@ -188,6 +189,26 @@ def test_the_chat_says_that_something_else_has_the_port(session: Session) -> Non
 def test_the_chat_starts_an_engine_only_where_nobody_listens(session: Session) -> None:
     with nobody() as base_url, pytest.raises(Launched):
         chat(session, base_url)
+
+
+def test_the_chat_starts_no_engine_for_an_empty_input(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def talk(base_url: str, given: TextIO) -> int:
+        monkeypatch.setattr(sys, "stdin", given)
+        port = int(base_url.rpartition(":")[2].removesuffix("/v1"))
+        return run.chat(session, session.registry.default, "127.0.0.1", port, None, None)
+
+    with nobody() as base_url, open(os.devnull) as empty:
+        assert talk(base_url, empty) == 0
+        reader, writer = os.pipe()
+        with open(reader) as pipe:
+            with pytest.raises(Launched):  # whoever writes may wait for the engine first
+                talk(base_url, pipe)
+            os.write(writer, b"Hi\n")
+            with pytest.raises(Launched):
+                talk(base_url, pipe)
+            assert pipe.readline() == "Hi\n"
+            os.close(writer)
+            assert talk(base_url, pipe) == 0
 
 
 @pytest.mark.parametrize(("key", "told"), [("", []), ("sk-ours", ["Bearer sk-ours"])])
