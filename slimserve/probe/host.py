@@ -137,8 +137,10 @@ def _existing(folder: Path) -> Path:
 
 
 def _is_writable(existing: Path, status: os.statvfs_result) -> bool:
-    # A file in the place of the folder is as bad as a folder without permission.
-    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK) and not status.f_flag & os.ST_RDONLY
+    # A file in the place of the folder is as bad as a folder without permission, and so is what root may write to and
+    # holds no files, such as /proc: it has no blocks at all.
+    usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK) and not status.f_flag & os.ST_RDONLY
+    return usable and status.f_blocks > 0
 
 
 def read_listening_ports(root: Path) -> tuple[int, ...]:

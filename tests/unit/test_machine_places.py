@@ -251,6 +251,8 @@ def test_a_folder_that_cannot_be_looked_at_cannot_be_written(tmp_path: Path) -> 
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     found = read_folder("logs", "SLIMSERVE_STATE", tmp_path / "link/below")
     assert (found.writable, found.free_bytes) == (False, 0)
+    found = read_folder("logs", "SLIMSERVE_STATE", Path("/proc/not/yet"))  # not full: nothing can ever be kept there
+    assert (found.writable, found.free_bytes) == (False, 0)
     found = read_folder("logs", "SLIMSERVE_STATE", tmp_path / "not/yet")
     assert found.writable
     assert found.free_bytes > 0
