@@ -124,7 +124,7 @@ def _unknown(name: str) -> Finding:
     # Only a slip of the hand needs it.
     import difflib
 
-    near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.casefold(), NAMES, n=1, cutoff=0.5)
     meant = f"write {near[0]}" if near else "write /help for the list"
     return Finding(
         f"there is no command {name}",

@@ -40,6 +40,7 @@ ACTIONS = (
     "list_keys",
     "receipts",
 )
+NOT_UNDERSTOOD = "the command line is not understood"
 ABOUT_A_PROFILE = ("serve", "bench", "plan", "fetch", "chat")
 # Which options say something to which actions; anywhere else they would be dropped in silence.
 FITS = {
@@ -69,7 +70,17 @@ class _Parser(argparse.ArgumentParser):
         print(message, end="", flush=True)  # which fails where that cannot be read; argparse's own says nothing
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(Finding(message, "the command line is not understood", "see slimserve --help"))
+        raise UsageError(Finding(message, NOT_UNDERSTOOD, "see slimserve --help"))
+
+    def refuse(self, words: Sequence[str], profile: str | None) -> NoReturn:
+        """Refuse words that no option takes, with what may have been meant."""
+        from slimserve.shapes import nearest
+
+        do = f"slimserve {profile or 'PROFILE'} -p TEXT asks one question; see slimserve --help"
+        if (first := words[0].partition("=")[0]).startswith("-"):
+            near, _, _ = nearest(first, self._option_string_actions).rpartition("valid:")
+            do = f"{near}see slimserve --help"
+        raise UsageError(Finding(f"unrecognized arguments: {' '.join(words)}", NOT_UNDERSTOOD, do))
 
 
 class _Words(argparse.Action):
@@ -81,7 +92,7 @@ class _Words(argparse.Action):
         setattr(args, self.dest, values or ["list"])
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _Parser:
     """The command line."""
     result = _Parser(
         prog="slimserve",
@@ -178,7 +189,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
     try:
-        return parser().parse_args(arguments, argparse.Namespace(words=tuple(arguments)))
+        understood = parser()
+        args, others = understood.parse_known_args(arguments, argparse.Namespace(words=tuple(arguments)))
+        if others:
+            understood.refuse(others, args.profile)
+        return args
     except SystemExit:  # of --help and --version, whose words may still find nowhere to go
         sys.stdout.flush()
         raise
@@ -261,7 +276,8 @@ def _check_usage(args: argparse.Namespace) -> None:
         action, args.list = "list", True  # nobody is there to choose one
     if action not in ABOUT_A_PROFILE and args.profile is not None:
         why = "it speaks of this machine" if action == "doctor" else "it speaks of all of them"
-        raise UsageError(Finding(f"{_flag(action)} takes no profile", why, f"leave {args.profile} out"))
+        do = f"slimserve --receipts list {args.profile}" if action == "receipts" else f"leave {args.profile} out"
+        raise UsageError(Finding(f"{_flag(action)} takes no profile", why, do))
     lacking = ("chat",) if args.prompt is not None else ()
     if args.profile is None and action in ("serve", "bench", "plan", "fetch", *lacking):
         option = _flag("prompt" if action == "chat" else action)

@@ -129,11 +129,11 @@ MOST_NEAREST = 4
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """`valid` in a sentence, the closest to `name` first when one is close."""
+    """`valid` in a sentence, the closest to `name` first when one is close; letters of either case are alike."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=MOST_NEAREST, cutoff=0.6)
-    likeness = [difflib.SequenceMatcher(None, one, name).ratio() for one in close]
-    close = sorted(one for one, ratio in zip(close, likeness, strict=True) if ratio == likeness[0])
+    likeness = {one: difflib.SequenceMatcher(None, one.casefold(), name.casefold()).ratio() for one in names}
+    best = max(likeness.values(), default=0.0)
+    close = [one for one in names if likeness[one] == best >= 0.6][:MOST_NEAREST]
     every = f"valid: {', '.join(names)}"
     return f"did you mean {' or '.join(close)}? {every}" if close else every
 

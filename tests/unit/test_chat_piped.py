@@ -70,11 +70,13 @@ def test_stats_without_usage_say_so() -> None:
 
 def test_an_unknown_command_names_the_nearest_and_is_not_sent() -> None:
     with fake_engine() as engine:
-        code, out, err = run(engine.base_url, given=b"/claer\n/\n/quit now\n /etc is a folder\n")
+        code, out, err = run(engine.base_url, given=b"/claer\n/SYSTEM Be brief\n/\n/quit now\n /etc is a folder\n")
         (body,) = engine.bodies()
     assert (code, out) == (1, "Hello from the fake.\n")
     assert "there is no command /claer\n" in err
     assert "do:  write /clear; to send the line as a message, put a space ahead of it" in err
+    assert "there is no command /SYSTEM\n" in err
+    assert "do:  write /system; to send" in err
     assert "do:  write /help for the list;" in err
     assert "/quit takes nothing behind it\n  why: found 'now'\n  do:  write /quit alone" in err
     assert spoken(body) == [("user", " /etc is a folder")]
