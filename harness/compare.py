@@ -25,6 +25,7 @@ from harness.receipt import BATTERY_MEANING, Point, Receipt
 from harness.stats import CONFIDENCE, Floats, Interval, interval, median, spread, widening
 from harness.summary import Wave, waves
 from slimserve.errors import Finding, Refused, UsageError
+from slimserve.machine import counted
 from slimserve.receipt_file import Unreadable
 
 Rounds = list[list[Wave]]
@@ -196,7 +197,7 @@ def _refusals(a: Receipt, b: Receipt) -> list[Finding]:
 def _machine(receipt: Receipt) -> str:
     host = receipt.host
     gpus = f", {len(host.gpus)} x {host.gpus[0]}" if host.gpus else ""
-    return f"{host.cpu or host.architecture}, {host.cores} cores{gpus} ({host.id[:8]})"
+    return f"{host.cpu or host.architecture}, {counted(host.cores, 'core')}{gpus} ({host.id[:8]})"
 
 
 def _notes(a: Receipt, b: Receipt) -> list[str]:

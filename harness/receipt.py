@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from slimserve.errors import Finding, UsageError
+from slimserve.machine import counted
 from slimserve.profile import FileName, Id, Text
 from slimserve.receipt_file import SCHEMA_NAME, Unreadable, read
 from slimserve.shapes import Between, Matching, ShapeError, build
@@ -370,7 +371,9 @@ def find(folder: Path, name: str) -> Receipt:
     if found:
         listed = ", ".join(sorted(path.stem for path in found)[:8])
         raise UsageError(Finding(f"{name} begins {len(found)} ids", f"they are {listed}", "give more of the id"))
-    why = f"{folder} holds {len(paths)} receipts, and none of that id" if paths else f"{folder} holds none yet"
+    why = (
+        f"{folder} holds {counted(len(paths), 'receipt')}, and none of that id" if paths else f"{folder} holds none yet"
+    )
     raise UsageError(Finding(f"there is no receipt {name!r}", why, "see slimserve --receipts"))
 
 

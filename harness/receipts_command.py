@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from harness import tables
 from harness.receipt import MEANING, Point, Receipt, all_in, find
 from slimserve.errors import Failed, Finding, UsageError
+from slimserve.machine import counted
 from slimserve.registry import Registry
 from slimserve.shapes import nearest, plain
 
@@ -33,10 +35,14 @@ def answer(registry: Registry, words: Sequence[str]) -> Answer:
     """
     verb, *names = words or ("list",)
     if verb not in _COUNTS:
-        raise UsageError(Finding(f"--receipts {verb} is not understood", nearest(verb, _COUNTS), f"use {USAGE}"))
+        do = f"use {USAGE}"
+        with contextlib.suppress(UsageError):  # it is no profile either
+            if not names and registry.candidates(verb):
+                do = f"slimserve --receipts list {verb}"
+        raise UsageError(Finding(f"--receipts {verb} is not understood", nearest(verb, _COUNTS), do))
     fewest, most = _COUNTS[verb]
     if len(names) < fewest or (most is not None and len(names) > most):
-        what = f"--receipts {verb} was given {len(names)} names"
+        what = f"--receipts {verb} was given {counted(len(names), 'name')}"
         raise UsageError(Finding(what, "the command line is not understood", f"use {USAGE}"))
     folder = registry.folder / "receipts"
     if verb == "list":
@@ -108,7 +114,7 @@ def _show(receipt: Receipt, registry: Registry) -> str:
         *(f"  {line}" for line in tables.recall(receipt)),
         f"  served    {receipt.target.name} as {receipt.target.model}, {covers(receipt, registry)}",
         f"  workload  {receipt.workload.name}, seed {receipt.workload.seed}, {receipt.prompts.corpus}",
-        f"  machine   {host.cpu or host.architecture}, {host.cores} cores{gpus} ({host.id[:8]})",
+        f"  machine   {host.cpu or host.architecture}, {counted(host.cores, 'core')}{gpus} ({host.id[:8]})",
         f"  written   {receipt.written} by slimserve {receipt.commit}",
         f"  command   {' '.join(receipt.command)}",
         f"  samples   {receipt.samples.count} in {receipt.samples.file}",

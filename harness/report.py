@@ -10,6 +10,7 @@ from pathlib import Path
 from harness import charts, tables
 from harness.receipt import MEANING, Point, Quantiles, Receipt
 from slimserve.errors import Finding, UsageError
+from slimserve.machine import counted
 
 STYLE = Path(__file__).with_name("report.css")
 # Nothing may be loaded, run or sent, whatever a receipt holds.
@@ -166,8 +167,8 @@ def _facts(receipt: Receipt) -> str:
         "command": " ".join(receipt.command),
         "commit": receipt.commit,
         "when": receipt.written,
-        "machine": f"{host.cpu or host.architecture}, {host.cores} cores, {host.memory_bytes / (1 << 30):.1f} GiB; "
-        f"GPUs: {gpus}; {host.kernel}",
+        "machine": f"{host.cpu or host.architecture}, {counted(host.cores, 'core')}, "
+        f"{host.memory_bytes / (1 << 30):.1f} GiB; GPUs: {gpus}; {host.kernel}",
         "software": ", ".join(f"{name} {version}" for name, version in receipt.versions.items()),
         "model": f"{receipt.target.model}" + (f", {receipt.weights.origin}" if receipt.weights else ""),
         "prompts": f"{receipt.prompts.corpus}; seed {receipt.workload.seed}; {receipt.prompts.sha256}",

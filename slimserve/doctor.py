@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from slimserve.errors import Finding
-from slimserve.machine import EXCHANGE_KEY, FINDINGS_KEY, Folder, Gpu, Machine, gib
+from slimserve.machine import EXCHANGE_KEY, FINDINGS_KEY, Folder, Gpu, Machine, counted, gib
 from slimserve.preflight import concerns
 from slimserve.preflight.traffic import module_words
 from slimserve.shapes import plain
@@ -96,10 +96,10 @@ def _machine_lines(machine: Machine) -> list[str]:
     rows = [
         ("source", machine.source),
         ("system", f"{machine.system} on {cpu.architecture}"),
-        ("processor", f"{cpu.name or 'name unknown'}, {_count(cpu.cores, 'core')} to use"),
+        ("processor", f"{cpu.name or 'name unknown'}, {counted(cpu.cores, 'core')} to use"),
     ]
     if cpu.sockets and cpu.numa_nodes:
-        rows.append(("layout", f"{_count(cpu.sockets, 'socket')}, {_count(cpu.numa_nodes, 'NUMA node')}"))
+        rows.append(("layout", f"{counted(cpu.sockets, 'socket')}, {counted(cpu.numa_nodes, 'NUMA node')}"))
     rows.append(
         ("vector units", "unknown" if cpu.flags is None else " ".join(cpu.flags) or "none of those that matter")
     )
@@ -200,10 +200,6 @@ def _folder(folder: Folder) -> str:
 
 def _limit(number: int | None, noun: str) -> str:
     return f"unlimited {noun}s" if number is None else f"{number:,} {noun}s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:

@@ -56,6 +56,11 @@ GpuIndex = Annotated[int, Between(0, 4095)]
 Port = Annotated[int, Between(1, 65535)]
 
 
+def counted(number: int, noun: str) -> str:
+    """So many of them, in words whose plural takes an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def gib(size_bytes: int) -> str:
     """A size in GiB; below one in MiB, where GiB would round too much away."""
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB or not size_bytes else f"{size_bytes / (1 << 20):.0f} MiB"

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slimserve.machine import gib
+from slimserve.machine import counted, gib
 from slimserve.plan import Plan, Verdict
 from slimserve.show_room import room_lines
 
@@ -58,7 +58,7 @@ def plan_text(
     subject = plan.subject
     profile, model, platform = subject.profile, subject.model, subject.platform
     checkpoint = model.checkpoints[profile.quant]
-    devices = ", ".join(f"GPU {gpu.index} {gpu.name}" for gpu in plan.gpus) or f"{plan.machine.cpu.cores} cores"
+    devices = ", ".join(f"GPU {gpu.index} {gpu.name}" for gpu in plan.gpus) or counted(plan.machine.cpu.cores, "core")
     lines = [
         f"{profile.id}: {profile.title}",
         f"  model     {model.title} ({model.architecture}), {profile.quant}, {checkpoint.origin}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slimserve.errors import Finding
-from slimserve.machine import GIB, Machine, gib
+from slimserve.machine import GIB, Machine, counted, gib
 from slimserve.subject import Subject
 
 
@@ -41,7 +41,7 @@ def unmet(subject: Subject, machine: Machine, listing: str) -> Iterator[Finding]
         )
     if needs.cores and machine.cpu.cores < needs.cores.value:
         yield Finding(
-            f"{machine.cpu.cores} cores can be used, {needs.cores.value} are needed",
+            f"{counted(machine.cpu.cores, 'core')} can be used, {needs.cores.value} are needed",
             needs.cores.why,
             "allow this program more cores",
         )
