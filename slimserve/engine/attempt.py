@@ -236,9 +236,8 @@ class Attempt:
         Raises:
             Failed: it died; its exit status in words and the tail of its log are in it.
         """
-        status = self._process.status()
-        if status is not None and not self._gone:
-            self._fail_dead(status)
+        self._process.workers.look(self._process.leader_lives())  # between two calls nobody did
+        self._check_leader()
 
     @property
     def seconds(self) -> float:
@@ -284,8 +283,13 @@ class Attempt:
         """What `call` returns; None when that takes longer than `seconds`."""
         with waiting.Question(call) as question:
             if waiting.wait(question, self._process, self._signals, seconds, self._peers) == "died":
-                self.check()
+                self._check_leader()
             return question.result
+
+    def _check_leader(self) -> None:
+        status = self._process.status()
+        if status is not None and not self._gone:
+            self._fail_dead(status)
 
     def _write_record(self, tag: str, scratch: str) -> None:
         launch = self._launch

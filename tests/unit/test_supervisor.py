@@ -116,6 +116,20 @@ def test_the_temporary_folder_of_a_killed_run_goes_at_the_next_start(fake: Fake)
         assert not scratch.exists()
 
 
+def test_of_what_died_while_nobody_looked_the_api_server_is_not_named_as_the_first(fake: Fake) -> None:
+    with Supervisor(fake.launch("--core"), lambda line: None) as supervisor:
+        (server,) = [one for one in fake.processes() if one.parent == os.getpid()]
+        (core,) = [one for one in fake.processes() if one.parent == server.pid]
+        os.kill(core.pid, signal.SIGKILL)
+        until(lambda: not procfs.lives(server.pid, server.start_ticks), 10.0)
+        with pytest.raises(Failed) as caught:
+            supervisor.check()
+    text = str(caught.value)
+    assert "which of its processes died first is not known; dead are " in text
+    assert f"process {server.pid} (the API server): exit status 0" in text
+    assert f"process {core.pid} (" in text
+
+
 def test_ready_only_when_a_token_came_back(fake: Fake) -> None:
     begun = time.monotonic()
     with Supervisor(fake.launch("--warmup-seconds", "0.5"), lambda line: None):
