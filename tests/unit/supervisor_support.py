@@ -18,7 +18,7 @@ from waiting import until
 
 from slimserve.admission.config import Config
 from slimserve.engine import procfs
-from slimserve.engine.record import control_path
+from slimserve.engine.record import control_path, leftovers
 from slimserve.engine.supervisor import Launch
 from slimserve.shapes import plain
 
@@ -133,6 +133,7 @@ def fake_fixture(folder: Path) -> Iterator[Fake]:
             process.wait()
         DRIVERS.clear()
         fake.kill_all()
+        leftovers(fake.runs)  # removes what a driver that was killed has left, its engine's temporary folder too
 
 
 def to_order(launch: Launch) -> str:
