@@ -119,7 +119,7 @@ def _exhausted(dialect: Dialect, body: bytes, inside: str | None = None) -> bool
         return False
     try:
         whole = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False  # an answer cut off by the connection, not by the budget
     if inside is not None and isinstance(whole, dict):
         whole = whole.get(inside)

@@ -45,8 +45,9 @@ _PATTERNS = frozenset(("pattern", "regex", "grammar"))
 # What a schema is wherever it is met, without a step further into the value: a circle of these describes nothing.
 _SAME = ("allOf", "anyOf", "oneOf")
 
-# {3}, {3,} and {3,5} of expressions and EBNF; ~3 and ~3..5 of Lark.
-_REPEATED = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
+# {3}, {3,} and {3,5} of expressions and EBNF; ~3 and ~3..5 of Lark. Nothing that was taken is given back: blanks
+# without a brace behind them would else be shared out between the steps in every way there is.
+_REPEATED = re.compile(r"\{\s*+(\d*+)\s*+,?+\s*+(\d*+)\s*+\}|~\s*+(\d++)(?:\s*+\.\.\s*+(\d++))?+")
 
 
 def check_grammars(body: Mapping[str, Any]) -> str | None:

@@ -43,12 +43,15 @@ def error_body(rejected: Rejected, path: str = "") -> dict[str, Any]:
     return {"error": {"message": rejected.message, "type": kind, "param": rejected.param, "code": rejected.code}}
 
 
+# The engine repeats what a client wrote, be it a megabyte; nobody reads more than this of an error.
+MAX_MESSAGE_CHARACTERS = 16_000
+
 # How the engine words what is about its own inside.
 _TOO_LONG = re.compile(r"This model's maximum context length is|.*longer than the maximum model length")
 _DEAD = "EngineCore"
 _INNER = re.compile(r"\d+ validation errors? for \w+Response")
-# An afterthought for programs, which have the field in `param`.
-_AFTERTHOUGHT = re.compile(r"\s*\(parameter=\w+(?:, value=[^()]*)?\)\Z")
+# An afterthought for programs, which have the field in `param`. It holds no parenthesis but its own.
+_AFTERTHOUGHT = re.compile(r"\(parameter=\w++(?:, value=[^()]*+)?\)")
 _CHECKED = re.compile(r"\d+ validation errors?(:| for \w+)\n")
 # The field and what is wrong with it, in the two ways in which the engine prints pydantic's errors.
 _WRONG_FIELD = re.compile(
@@ -83,8 +86,8 @@ def engine_refusal(status: int, body: bytes, grammar: str | None = None, *, stop
     """
     try:
         error = json.loads(body)["error"]
-        message, param = _AFTERTHOUGHT.sub("", str(error["message"])), error.get("param")
-    except (ValueError, LookupError, TypeError, AttributeError):
+        message, param = _without_afterthought(str(error["message"])[:MAX_MESSAGE_CHARACTERS]), error.get("param")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         message, param = "", None
     if stopping and status >= 500:
         return STOPPED
@@ -120,11 +123,16 @@ def engine_refusal(status: int, body: bytes, grammar: str | None = None, *, stop
     )
 
 
+def _without_afterthought(message: str) -> str:
+    said, _, rest = message.rpartition("(")
+    return said.rstrip() if _AFTERTHOUGHT.fullmatch("(" + rest) else message
+
+
 def status_of(error: bytes) -> int:
     """The status that an error in a stream would have had as an answer of its own."""
     try:
         code = json.loads(error)["error"]["code"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return 500
     return code if isinstance(code, int) and 400 <= code < 600 else 500
 

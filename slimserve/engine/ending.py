@@ -12,8 +12,11 @@ _TAIL_BYTES = 64 * 1024
 # The first error of an engine is the cause, and what follows it may be long: so much is searched, and so much shown.
 _SEARCHED_BYTES = 1 << 20
 _CAUSE_LINES = 12
-# What a client asked for wrongly is logged as an error too.
-_ERROR = re.compile(r"^(?!.*ErrorInfo\(.*\bcode=4\d\d\b).*\b(ERROR|CRITICAL)\b|Traceback \(most recent call last\)")
+# What a client asked for wrongly is logged as an error too. Its first mark is enough: a line that repeats that would
+# else be gone through once for each.
+_ERROR = re.compile(
+    r"^(?!(?>.*?ErrorInfo\().*\bcode=4\d\d\b).*\b(ERROR|CRITICAL)\b|Traceback \(most recent call last\)"
+)
 # As it begins to serve the engine lists its routes, a line each: after a short life nothing else would be left to read.
 _ROUTES = re.compile(r"\[launcher\.py:\d+\] (Available routes are:|Route: )")
 
