@@ -22,6 +22,7 @@ from slimserve.admission.exchange import Exchange
 from slimserve.admission.keys import Keyring
 from slimserve.admission.listener import Listener
 from slimserve.admission.metrics import shared
+from slimserve.admission.names import check_names
 from slimserve.admission.progress import ENGINE
 from slimserve.admission.rejection import Rejected
 from slimserve.admission.replies import STOPPED, answer, error_body
@@ -205,7 +206,7 @@ class Admission:
             return
         bodies.check_type(scope["headers"])
         exchange.body = await bodies.read(receive, scope["headers"], self.config.body_bytes())
-        bodies.parse(exchange.body)
+        check_names(bodies.parse(exchange.body))
         if self._beside >= MAX_BESIDE:
             raise Rejected(
                 429,

@@ -11,6 +11,7 @@ from typing import Any
 
 from slimserve.admission.config import Config
 from slimserve.admission.grammars import check_grammars
+from slimserve.admission.names import check_names
 from slimserve.admission.notes import Note
 from slimserve.admission.numbers import MAX_INTEGER, Range, check_numbers, shown, whole
 from slimserve.admission.rejection import Rejected
@@ -60,8 +61,9 @@ def judge(dialect: Dialect, body: dict[str, Any], config: Config) -> Judged:
         body: the parsed JSON object, free of NaN and infinities; it is not changed.
 
     Raises:
-        Rejected: 400, with the field that is meant.
+        Rejected: 400, or 404 for its model, with the field that is meant.
     """
+    check_names(body)
     check_numbers(body)
     _check_output(dialect, body, config.max_model_len)
     _check_internal(body)

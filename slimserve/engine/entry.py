@@ -2,7 +2,7 @@
 
     python -m slimserve.engine.entry ENGINE_ARGUMENT...
 
-Six things stand between this process and `python -m vllm.entrypoints.openai.api_server`, which it otherwise is:
+Seven things stand between this process and `python -m vllm.entrypoints.openai.api_server`, which it otherwise is:
 
 - The kernel is told to kill it when its parent dies. The engine core and the workers are started with
   multiprocessing's `spawn`, which runs this module again in each of them as `__mp_main__`; so each is tied to its own
@@ -16,6 +16,7 @@ Six things stand between this process and `python -m vllm.entrypoints.openai.api
 - The door in here and the supervisor are halves of one program: those of two versions are not started together.
 - torchvision is made importable beside a CPU torch, here and in the process in which the engine inspects a model's
   class (`inspection`).
+- What the engine says of a request is bounded before it searches that for paths (`messages`).
 """
 
 from __future__ import annotations
@@ -155,11 +156,12 @@ def permit_amx() -> bool:
 
 def prepare() -> None:
     """Ready an engine process: AMX, and import hooks, which cost nothing until what they are for is imported."""
-    from slimserve.engine import import_hook, torchvision_cpu
+    from slimserve.engine import import_hook, messages, torchvision_cpu
 
     permit_amx()
     torchvision_cpu.install()
     import_hook.install(_REGISTRY, after=_inspect_through_us)
+    import_hook.install(messages.MODULE, after=messages.bound)
 
 
 def _inspect_through_us() -> None:

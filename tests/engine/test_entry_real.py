@@ -47,3 +47,18 @@ print(registry._run_in_subprocess(lambda: 6 * 7))
 """
     done = run(code)
     assert done.stdout.splitlines()[-2:] == ["['-P', '-m', 'slimserve.engine.inspection']", "42"], done.stderr[-2000:]
+
+
+def test_what_a_client_repeats_is_bounded_before_the_engine_searches_it() -> None:
+    code = """
+from slimserve.engine import entry
+entry.prepare()
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+for run in ("/a", " ", "/a-", "/aaaa", "\\n", 'File "', " at 0x", "/home/a."):
+    said = create_error_response(f"The model `{run * 100_000}` does not exist.").error.message
+    assert len(said) < 20_000, run
+print(create_error_response("weights at /home/a/b.bin, code in /a/b/c.py: no such model `x`").error.message)
+"""
+    done = run(code)
+    last = done.stdout.splitlines()[-1:]
+    assert last == ["weights at <path>, code in <path>: no such model `x`"], done.stderr[-2000:]

@@ -112,6 +112,14 @@ def test_only_generation_takes_a_slot(door: Door) -> None:
     door.empty()
 
 
+def test_the_name_of_a_model_is_bounded_on_every_route(door: Door) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"):
+        answer = door.ask({"model": "/a" * 200}, path=path)
+        assert answer.status == 404
+        assert "400 characters" in answer.json["error"]["message"]
+    door.empty()
+
+
 def test_n_and_prompts_take_as_many(door: Door) -> None:
     held = [door.start({"n": 3}, freeze=True)]
     busy(door, 3)

@@ -52,6 +52,30 @@ def refused(dialect: Dialect, config: Config = THINKING, **fields: Any) -> Rejec
     return caught.value
 
 
+@pytest.mark.parametrize("dialect", Dialect)
+def test_a_name_longer_than_any_is_refused_and_not_repeated(dialect: Dialect) -> None:
+    long = "/a" * 200
+    with pytest.raises(Rejected) as caught:
+        judge(dialect, {**BODIES[dialect], "model": long}, PLAIN)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
+    assert "400 characters" in caught.value.message
+    assert long not in caught.value.message
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    named = {"type": "function", "function": {"name": long}}
+    for field, value in (
+        ("tools", [tool, named]),
+        ("tools", [{"name": long, "input_schema": {}}]),
+        ("tools", [{"type": long}]),
+        ("tool_choice", named),
+        ("tool_choice", {"type": "tool", "name": long}),
+        ("tool_choice", long),
+    ):
+        error = refused(dialect, PLAIN, **{field: value})
+        assert (error.code, error.param) == ("invalid_value", field)
+    judged(dialect, PLAIN, model="m" * 256, tools=[tool], tool_choice=named | {"function": {"name": "f" * 256}})
+    judged(dialect, PLAIN, model=None, tools=["f", 3, None, {"function": "f"}], tool_choice=3)
+
+
 # Greedy sampling (C15).
 
 GREEDY = [
