@@ -149,14 +149,16 @@ def _point(point: Point) -> list[str]:
 def _verify(registry: Registry, folder: Path, names: Sequence[str]) -> Answer:
     from harness.verify import covers, verify
 
-    receipts, unusable = ([find(folder, name) for name in names], []) if names else all_in(folder)
+    whole, unusable = ([], []) if names else all_in(folder)
+    found = [(find(folder, name), _folder(folder, name)) for name in names] or [(one, folder) for one in whole]
     findings = [
         Finding("is no receipt", one.problem, "restore it, or remove it", str(folder / one.name)) for one in unusable
     ]
-    for receipt in receipts:
-        findings += verify(receipt, folder)
+    for receipt, place in found:
+        findings += verify(receipt, place)
     if findings:
         raise Failed(*findings)
+    receipts = [receipt for receipt, _ in found]
     data = {"verified": [{"id": one.id, "outcome": one.outcome, "covers": covers(one, registry)} for one in receipts]}
     lines = [f"{one.id}  its samples say what it says  {one.outcome}, {covers(one, registry)}" for one in receipts]
     return data, lambda: "\n".join(map(_safe, lines)) or "no receipt yet"

@@ -92,6 +92,22 @@ def test_one_that_does_not_prove_what_it_says_fails_verification(registry: Path,
     assert "odd.json  is no receipt" in slimserve(copy, "--receipts").stdout
 
 
+def test_one_elsewhere_is_verified_by_the_samples_beside_it(registry: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("fast.json", "fast.samples.gz"):
+        shutil.copy(registry / "receipts" / name, elsewhere)
+    path = str(elsewhere / "fast.json")
+    assert slimserve(registry, "--receipts", "verify", path, "slow").returncode == 0
+    (elsewhere / "fast.samples.gz").write_bytes(b"")
+    result = slimserve(registry, "--receipts", "verify", path)
+    assert result.returncode == 1
+    assert "the raw samples of fast cannot be used" in result.stderr
+    (elsewhere / "fast.samples.gz").unlink()
+    assert slimserve(registry, "--receipts", "verify", path).returncode == 1
+    assert slimserve(registry, "--receipts", "verify", "fast").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
