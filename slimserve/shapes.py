@@ -14,6 +14,7 @@ import functools
 import itertools
 import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -252,13 +253,14 @@ def _decode(annotation: Any, data: Any, loc: Loc, problems: list[Problem]) -> An
         value = _decode_dict(kind, data, loc, problems)
     elif origin is tuple and isinstance(data, list):
         value = _decode_list(kind, data, loc, problems)
-    elif kind is float and type(data) is int:
+    elif kind is float and type(data) is int and abs(data) <= sys.float_info.max:
         value = float(data)
     elif type(data) is kind:
         value = data
     else:
         value = data
-        _refuse(loc, data, f"{called(data)} is given", f"give {expected(annotation)}", problems)
+        given = f"{called(data)} {'beyond every float ' if kind is float and type(data) is int else ''}is given"
+        _refuse(loc, data, given, f"give {expected(annotation)}", problems)
     if len(problems) > before:
         return _MISSING
     for constraint in constraints:

@@ -95,6 +95,8 @@ def test_the_same_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
         (["engine.max_num_seqs=many"], "give a whole number"),
         (["engine.max_num_seqs=3.5"], "give a whole number"),
         (["engine.gpu_memory_utilization=1"], "between 0 and 1"),
+        (["engine.gpu_memory_utilization=" + "1" * 400], "a whole number beyond every float is given"),
+        (["engine.gpu_memory_utilization=" + "1" * 5000], "give a number"),
         (["engine.dtype=float8"], "bfloat16 or float16 or float32"),
         (["engine.max_num_seqs=" + "[" * 3000 + "]" * 3000], "give a whole number"),
         (["engine.speculative_config=" + '{"a":' * 3000 + "1" + "}" * 3000], "give a mapping with method"),

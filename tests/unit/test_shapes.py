@@ -87,6 +87,8 @@ def test_what_fits_becomes_an_object() -> None:
         ({"heights": ["1"]}, 'heights[0] = "1" is not valid'),
         ({"heights": {"a": 1}}, "a mapping is given"),
         ({"heights": [True]}, "heights[0] = true is not valid"),
+        ({"heights": [10**400]}, "is not valid: a whole number beyond every float is given"),
+        ({"heights": [-(10**400)]}, "is not valid: a whole number beyond every float is given"),
         ({"pair": [1]}, "1 items are given"),
         ({"pair": [1, 2, 3]}, "3 items are given"),
         ({"by_number": {"x": "c"}}, 'by_number.x = "x" is not valid'),
@@ -125,6 +127,7 @@ LEAVES = (
     st.none()
     | st.booleans()
     | st.integers(-3, 12)
+    | st.just(10**400)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text("abAB", max_size=3)
 )
