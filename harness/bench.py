@@ -37,6 +37,8 @@ COUNTERS: dict[str, tuple[str, ...]] = {
 # Of the prompts of a load that has none in common with anything, this share may be found in a cache all the same:
 # engines that match token by token find the few with which two texts begin alike.
 CHANCE_SHARE = 0.01
+# No counter grows by more in one load; the sum of a hundred rounds is then still a number that a receipt can hold.
+MOST_GROWTH = 1e15
 
 
 @dataclass(frozen=True)
@@ -213,8 +215,12 @@ class _Run:
         return any(hits > CHANCE_SHARE * asked for hits, asked in shares if asked)
 
     def _reading(self) -> Reading | None:
+        """Of the server's metrics; None where it has none, or something else at their place."""
         text = self.side.metrics()
-        return None if text is None else parse(text, time.time())
+        try:
+            return None if text is None else parse(text, time.time())
+        except ValueError:
+            return None
 
     def _add_counts(self, point: str, before: Reading | None, after: Reading | None) -> None:
         """What grew in between; a count that is not known once is not known of the whole load."""
@@ -228,9 +234,11 @@ class _Run:
 
 
 def growth(before: Reading | None, after: Reading | None, name: str) -> float | None:
-    """By how much a counter grew; None where it is not known, or where it was begun anew."""
+    """By how much a counter grew; None where it is not known, was begun anew, or says more than can be."""
     then, now = (None if reading is None else reading.total(name) for reading in (before, after))
-    return None if then is None or now is None or now < then else now - then
+    if then is None or now is None:
+        return None
+    return now - then if 0 <= now - then <= MOST_GROWTH else None
 
 
 def takes_ids(target: client.Target, source: PromptSource) -> bool:

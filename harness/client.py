@@ -23,6 +23,8 @@ from harness.sample import Conversation, Job, Outcome, Sample
 from harness.wire import Reply, Wire
 
 REFUSALS = (429, 503)
+# Who says "at once", or names a moment that is over, is asked again after so long: less would be a load of its own.
+LEAST_RETRY_S = 0.25
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 
 T = TypeVar("T")
@@ -209,13 +211,15 @@ def retry_after_s(reply: Reply) -> float | None:
     said = reply.headers.get("retry-after", "") if reply.status in REFUSALS else ""
     try:
         seconds = float(said)
+        if not 0 <= seconds < math.inf:
+            return None
     except ValueError:
         try:
             moment = parsedate_to_datetime(said)
-        except ValueError:
+            seconds = (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+        except (ValueError, OverflowError):
             return None
-        seconds = (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
-    return max(0.0, seconds) if math.isfinite(seconds) else None
+    return max(LEAST_RETRY_S, seconds)
 
 
 def judge(job: Job, answer: Answer, reply: Reply, retries: int) -> tuple[Outcome, str]:
@@ -250,7 +254,8 @@ def disbelieve(job: Job, answer: Answer) -> str:
     if not answer.pieces:
         return f"status 200 and no text; tokens counted: {completion}"
     if prompt is None or completion is None:
-        return "the answer has no usage, so that its tokens are not known"
+        what = "no counts in its usage" if answer.usage else "no usage"
+        return f"the answer has {what}, so that its tokens are not known"
     if job.asked_prompt_tokens is not None and prompt != job.asked_prompt_tokens:
         return f"usage counts {prompt} prompt tokens of {job.asked_prompt_tokens} sent"
     if completion > job.max_tokens:

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from harness.answer import count_of
 from slimserve.client import Stop, stream_events
 from slimserve.client_faults import BrokenStream, Endpoint, HttpError, Stopped
 
@@ -113,7 +114,7 @@ def ask(
         return Answer(status=refused.status, error=refused.findings[0].what)
     except BrokenStream as broken:
         return Answer(error=broken.findings[0].what)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
         return Answer(error="the server sent events of another shape than the protocol's")
     finally:
         timer.cancel()
@@ -151,12 +152,7 @@ class _Collected:
             calls=tuple(Call(**call) for _, call in sorted(self.calls.items())),
             tokens=tuple(self.tokens),
             finish_reason=self.finish,
-            prompt_tokens=_count(self.usage.get("prompt_tokens")),
-            completion_tokens=_count(self.usage.get("completion_tokens")),
-            cached_tokens=_count((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
+            prompt_tokens=count_of(self.usage.get("prompt_tokens")),
+            completion_tokens=count_of(self.usage.get("completion_tokens")),
+            cached_tokens=count_of((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
         )
-
-
-def _count(value: object) -> int | None:
-    """A number of tokens; None where a server sends something else."""
-    return value if isinstance(value, int) and value >= 0 else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.recall.asking import Answer, Call
 from harness.recall.conversation import Message
+from slimserve.client_faults import decode_json
 
 NAME = "open_locker"
 TOOLS: list[dict[str, Any]] = [
@@ -40,7 +41,7 @@ def wrong_call(answer: Answer, code: str) -> str:
     if call.name != NAME:
         return f"the tool called is {call.name!r}"
     try:
-        arguments = json.loads(call.arguments)
+        arguments = decode_json(call.arguments)
     except ValueError:
         return f"the arguments are no JSON: {call.arguments[:40]!r}"
     if not isinstance(arguments, dict) or list(arguments) != ["code"]:

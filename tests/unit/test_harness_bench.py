@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,27 @@ def test_a_server_that_lies_or_breaks_ends_the_run_and_its_data_is_kept(
     assert says in text
     _, raws = read_samples(tmp_path / receipt.samples.file)
     assert len(raws) == 2 + 4
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        '<!doctype html><html><body>hello "world" {</body></html>',
+        "vllm:prefix_cache_hits_total 1e300\nvllm:prefix_cache_queries_total 1e16",
+        "vllm:prefix_cache_hits_total -1\nvllm:prefix_cache_queries_total NaN",
+        "".join(map(chr, range(256))),
+        "x_bucket 1",
+    ],
+)
+def test_metrics_that_are_none_are_not_known(
+    tmp_path: Path, loaded: Loaded, tokenizer_path: Path, metrics: str
+) -> None:
+    texts = itertools.cycle(["vllm:prefix_cache_hits_total 0\nvllm:prefix_cache_queries_total 0\n", metrics])
+    with ModelServer() as server:
+        asked = replace(side(server.url), metrics=lambda: next(texts))
+        (receipt,) = have(loaded, tokenizer_path, tmp_path, asked)
+    assert receipt.outcome == "whole"
+    assert {(one.server.cache_hits, one.server.cache_queries) for one in receipt.points} == {(None, None)}
 
 
 def test_a_server_that_is_not_there_is_said(tmp_path: Path, loaded: Loaded, tokenizer_path: Path) -> None:

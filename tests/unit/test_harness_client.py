@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from harness_support import ModelServer, alone, job
 
-from harness.client import Target, body_of, drive, run
+from harness.client import Target, body_of, drive, retry_after_s, run
 from harness.sample import Conversation, Job, Sample, in_flight
+from harness.wire import Reply
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +225,98 @@ def test_other_servers(server: ModelServer, raw: str, outcome: str, reason: str)
     (sample,) = ask(server, job("odd", fake={"raw": raw}))
     assert sample.outcome == outcome
     assert reason in sample.reason
+
+
+def stream(*frames: str) -> str:
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    return head + "".join(f"data: {frame}\n\n" for frame in (*frames, "[DONE]"))
+
+
+def counted(usage: str, finish: str = '"length"') -> tuple[str, ...]:
+    """Eight chunks of text, the last one with that usage."""
+    word = '{"choices": [{"text": " word", "finish_reason": null}]}'
+    return (*[word] * 7, f'{{"choices": [{{"text": " word", "finish_reason": {finish}}}], "usage": {usage}}}')
+
+
+USAGE = '{"prompt_tokens": 5, "completion_tokens": 8%s}'
+NO_API = "a frame is not what the API says"
+NO_COUNTS = "the answer has no counts in its usage"
+
+
+@pytest.mark.parametrize(
+    ("raw", "outcome", "reason"),
+    [
+        (stream(*counted("[1]")), "failed", NO_API),
+        (stream(*counted('"many"')), "failed", NO_API),
+        (stream(*counted('{"prompt_tokens": 5, "completion_tokens": 1.5}')), "void", NO_COUNTS),
+        (stream(*counted('{"prompt_tokens": 5, "completion_tokens": -8}')), "void", NO_COUNTS),
+        (stream(*counted('{"prompt_tokens": 5, "completion_tokens": 1' + "0" * 400 + "}")), "void", NO_COUNTS),
+        (stream(*counted('{"prompt_tokens": true, "completion_tokens": 8}')), "void", NO_COUNTS),
+        (stream(*counted(USAGE % "", '{"a": 1}')), "failed", NO_API),
+        (stream(*counted(USAGE % "", r'"\ud800"')), "failed", NO_API),
+        (stream(r'{"choices": [{"text": "\ud800"}]}'), "failed", NO_API),
+        (stream('{"choices": [{"text": 5}]}'), "failed", NO_API),
+        (stream('{"choices": [{"text": ["a"]}]}'), "failed", NO_API),
+        (stream('{"choices": [{"delta": {"content": 5}}]}'), "failed", NO_API),
+        (stream("[" * 100_000), "failed", NO_API),
+        (stream(r'{"error": "\ud800"}'), "failed", "an error in the stream"),
+        ("HTTP/1.1 500 Bad\r\n\r\n" + "[" * 3900, "failed", "status 500: [["),
+        ("HTTP/1.1 429 Bad\r\n\r\n" + "[" * 3900, "rejected", "status 429 without a Retry-After: [["),
+    ],
+)
+def test_what_no_server_should_say_is_a_sample_with_a_reason(
+    server: ModelServer, raw: str, outcome: str, reason: str
+) -> None:
+    (sample,) = ask(server, job("odd", fake={"raw": raw}))
+    assert sample.outcome == outcome
+    assert reason in sample.reason
+
+
+@pytest.mark.parametrize("count", ["-5", "1" + "0" * 30, "1" + "0" * 400, "true", "1.5", '"3"', "[3]", "6"])
+def test_a_count_of_cached_tokens_that_cannot_be_is_not_known(server: ModelServer, count: str) -> None:
+    details = ', "prompt_tokens_details": {"cached_tokens": %s}'
+    for said, known in ((count, None), ("3", 3)):
+        (sample,) = ask(server, job("odd", fake={"raw": stream(*counted(USAGE % (details % said)))}))
+        assert (sample.outcome, sample.cached_tokens) == ("ok", known)
+
+
+def test_a_count_on_the_way_that_is_none_leaves_the_chunks_uncounted(server: ModelServer) -> None:
+    *words, last = counted(USAGE % "")
+    odd = [word[:-1] + f', "usage": {{"completion_tokens": {place}.5}}}}' for place, word in enumerate(words)]
+    (sample,) = ask(server, job("odd", fake={"raw": stream(*odd, last)}))
+    assert (sample.outcome, sample.counts, sample.completion_tokens) == ("ok", None, 8)
+
+
+def test_a_line_without_end_is_not_kept(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.answer.LARGEST_FRAME", 1 << 16)
+    (sample,) = ask(server, job("long", fake={"raw": stream("x" * (1 << 20))}))
+    assert (sample.outcome, "a frame of more than 65536 bytes" in sample.reason) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("0", 0.25),
+        ("0.001", 0.25),
+        ("7", 7.0),
+        ("-1", None),
+        ("-1e308", None),
+        ("nan", None),
+        ("inf", None),
+        ("1e999", None),
+        ("", None),
+        ("1, 2, 3 4 5", None),
+        ("Mon, 99 Foo 99999 00:00:00 +9999", None),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.25),
+    ],
+)
+def test_a_server_is_not_asked_again_at_once(said: str, seconds: float | None) -> None:
+    assert retry_after_s(Reply(0.0, status=429, headers={"retry-after": said})) == seconds
+
+
+def test_a_date_at_the_end_of_time_is_no_error() -> None:
+    for said in ("Fri, 31 Dec 9999 23:59:59 -2359", "Mon, 01 Jan 0001 00:00:00 +2359"):
+        retry_after_s(Reply(0.0, status=429, headers={"retry-after": said}))
 
 
 @pytest.mark.parametrize("status", [429, 503])
