@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.recall.scoring import Probe
-from harness.sample import Job, Sample
+from harness.sample import Job, Sample, is_number
 from slimserve.receipt_file import Unreadable, read_bytes
+from slimserve.shapes import ShapeError, build
 
 # A day of requests takes less; what is larger was not written by this program.
 LARGEST_BYTES = 256 << 20
@@ -90,7 +91,11 @@ class Raw:
                 now += step
                 arrivals.append(now / 1e6)
             sample = Sample.from_record({**data, "arrivals_s": arrivals})
-        except (TypeError, KeyError, AttributeError, RecursionError) as error:
+            if not (isinstance(point, str) and is_number(number)):
+                raise ValueError("its point or its round is none")
+            if not all(tokens is None or is_number(tokens) for tokens in (prompt, output)):
+                raise ValueError("what was asked for is none")
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             raise ValueError(f"a line is no sample: {error}") from None
         return cls(point, number, prompt, output, sample)
 
@@ -134,8 +139,11 @@ def probe_line(probe: Probe) -> bytes:
 
 def _probe(line: bytes) -> Probe:
     try:
-        return Probe(**json.loads(line)["probe"])
-    except (TypeError, RecursionError) as error:
+        probe = build(Probe, json.loads(line)["probe"])
+        if probe.depth is None and not probe.note and probe.kind in ("code", "place"):
+            raise ValueError("a fact has neither depth nor note")
+        return probe
+    except (TypeError, LookupError, RecursionError, ShapeError) as error:
         raise ValueError(f"a line is no answer of a battery: {error}") from None
 
 

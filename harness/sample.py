@@ -6,12 +6,16 @@ tokens are the server's `usage`; nothing is guessed from text or from the number
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Phase = Literal["warm-up", "measure"]
 Outcome = Literal["ok", "failed", "rejected", "void"]
+
+# Of a run, and of an answer.
+LONGEST_S = 1e9
+MOST_COUNTED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -168,11 +172,60 @@ class Sample:
         """The sample that `as_record` told of, lists for tuples.
 
         Raises:
-            KeyError, TypeError: missing or unknown keys.
+            ValueError: it is none: keys that are missing or unknown, or values that no sample has.
         """
-        counts = record["counts"]
-        lists = {"arrivals_s": tuple(record["arrivals_s"]), "counts": counts if counts is None else tuple(counts)}
-        return cls(**{**record, **lists})
+        if record.keys() != _ALLOWED.keys():
+            raise ValueError(f"it lacks or has more than it should: {sorted(record.keys() ^ _ALLOWED.keys())}")
+        for key, allowed in _ALLOWED.items():
+            if not allowed(record[key]):
+                raise ValueError(f"{key} is none")
+        arrivals, counts = tuple(record["arrivals_s"]), record["counts"]
+        if counts is not None and len(counts) != len(arrivals):
+            raise ValueError("counts are not as many as arrivals")
+        # One latency for each token is held of an answer that counts.
+        if counts and record["outcome"] == "ok" and (counts != sorted(counts) or counts[-1] > MOST_COUNTED):
+            raise ValueError("counts are not those of an answer")
+        return cls(**{**record, "arrivals_s": arrivals, "counts": None if counts is None else tuple(counts)})
+
+
+def is_number(value: object, most: int = 1 << 40) -> bool:
+    """Whether it is a whole number from 0 to `most`."""
+    return type(value) is int and 0 <= value <= most
+
+
+def is_time(value: object) -> bool:
+    """Whether it is a time in seconds of any run."""
+    return type(value) in (int, float) and -LONGEST_S <= value <= LONGEST_S  # type: ignore[operator]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: object) -> bool:
+    return value is None or is_number(value)
+
+
+# What a sample may have, by its keys: files of samples come from anywhere.
+_ALLOWED: dict[str, Callable[[Any], bool]] = {
+    "job": _is_text,
+    "phase": lambda value: value in get_args(Phase),
+    "outcome": lambda value: value in get_args(Outcome),
+    "asked_s": is_time,
+    "sent_s": is_time,
+    "ended_s": is_time,
+    "reason": _is_text,
+    "status": _is_count,
+    "arrivals_s": lambda value: isinstance(value, list) and all(map(is_time, value)),
+    "counts": lambda value: value is None or (isinstance(value, list) and all(map(is_number, value))),
+    "pieces": is_number,
+    "prompt_tokens": _is_count,
+    "completion_tokens": _is_count,
+    "cached_tokens": _is_count,
+    "retries": is_number,
+    "text_sha256": _is_text,
+    "finish_reason": lambda value: value is None or _is_text(value),
+}
 
 
 def in_flight(samples: Iterable[Sample]) -> tuple[int, float]:
