@@ -152,6 +152,43 @@ class Recording:
             Failed: it cannot be written; nothing that was there has changed.
         """
         packed = pack(b"".join([*self._lines, *self._probes]))
+        try:
+            said = self._said(outcome, reasons, facts, packed)
+        except ValueError as error:
+            self.save()
+            raise Failed(
+                Finding(
+                    f"no receipt can be written of this run: {error}",
+                    f"nobody could read it back; {self._left()}",
+                    "measure again without what this names; if all of it is as it should be, report this as a fault",
+                )
+            ) from None
+        samples, receipt = self.folder / (self.id + _SAMPLES), self.folder / f"{self.id}.json"
+        try:
+            put(samples, packed)
+            try:
+                put(receipt, said)
+            except BaseException:  # a Ctrl-C too: without a receipt nobody would know whose samples they are
+                samples.unlink()
+                raise
+        except OSError as error:
+            raise Failed(
+                Finding(
+                    f"the receipt {receipt} cannot be written: {error.strerror}",
+                    f"{self._left()}; receipts that were there are untouched",
+                    "free space there, or make the folder writable, and measure again",
+                )
+            ) from None
+        if self._journal is not None:
+            self._journal.remove()
+        return receipt
+
+    def _said(self, outcome: Outcome, reasons: Iterable[str], facts: Facts, packed: bytes) -> bytes:
+        """The receipt's content.
+
+        Raises:
+            ValueError: nobody could read it back.
+        """
         raws = [Raw.from_line(line) for line in self._lines]
         counted = points([(setup, self.counts.get(setup.name, ServerCounts())) for setup in self.setups], raws)
         found = [replace(point, sent=self.begun.get(point.setup.name, point.sent)) for point in counted]
@@ -184,27 +221,8 @@ class Recording:
             ),
         }
         data["sha256"] = digest(data)
-        parse(data)  # what nobody could read back is an error of the caller, and no file
-        text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        samples, receipt = self.folder / (self.id + _SAMPLES), self.folder / f"{self.id}.json"
-        try:
-            put(samples, packed)
-            try:
-                put(receipt, text.encode())
-            except BaseException:  # a Ctrl-C too: without a receipt nobody would know whose samples they are
-                samples.unlink()
-                raise
-        except OSError as error:
-            raise Failed(
-                Finding(
-                    f"the receipt {receipt} cannot be written: {error.strerror}",
-                    f"{self._left()}; receipts that were there are untouched",
-                    "free space there, or make the folder writable, and measure again",
-                )
-            ) from None
-        if self._journal is not None:
-            self._journal.remove()
-        return receipt
+        parse(data)
+        return (json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
     def _left(self) -> str:
         """What is left of a run without a receipt, in words."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from harness.receipt import Setup
 from slimserve.errors import Finding, RegistryError, UsageError
-from slimserve.profile import FileName, Id, Text, not_empty
+from slimserve.profile import ID_PATTERN, FileName, Id, Text, not_empty
 from slimserve.shapes import Between, Satisfying, nearest
 from slimserve.validate import validate
 from slimserve.yaml_source import read_document
@@ -106,6 +107,11 @@ class Load:
             raise ValueError("a trace has the input tokens of each conversation itself")
         if self.rate_per_s is not None and (self.conversations or 0) / self.rate_per_s > MAX_LOAD_SECONDS:
             raise ValueError(f"{self.conversations} conversations at {self.rate_per_s:g} a second take more than a day")
+        if not re.fullmatch(ID_PATTERN, self.name):
+            what = f"its numbers would be called {self.name!a}, after the trace"
+            raise ValueError(
+                f"{what}; a name has at most 64 letters a to z, digits, dots and hyphens: rename the trace"
+            )
 
     @property
     def name(self) -> str:

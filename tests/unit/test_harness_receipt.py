@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from receipts_support import FACTS, HOST, Pace, answer, job, make, measure, rewrite
 
-from harness import recording
-from harness.raw import Raw, pack, read_samples
+from harness import journal, recording
+from harness.raw import Raw, pack, read_samples, read_unfinished
 from harness.receipt import ServerCounts, Setup, all_in, find, parse
 from harness.recording import Recording, begin, without_secrets
 from harness.verify import verify
@@ -78,6 +78,20 @@ def test_a_name_that_only_the_receipt_takes_leaves_no_samples_behind(tmp_path: P
     with pytest.raises(Failed, match="cannot be written"):
         make(tmp_path)
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["t-\u00e9", "C8", "a" * 65])
+def test_a_receipt_that_nobody_could_read_back_fails_with_the_reason_and_its_samples_are_kept(
+    tmp_path: Path, name: str
+) -> None:
+    fresh = Recording(tmp_path, "one")
+    fresh.add_point(Setup(name=name, concurrency=1))
+    fresh.add(name, 0, job(1), answer(1, 0.0, 0.1, 0.01))
+    with pytest.raises(Failed, match=r"points\[0\]\.setup\.name = .* is not valid") as caught:
+        fresh.close("whole", (), FACTS)
+    assert f"one{journal.SUFFIX} has what was measured" in str(caught.value)
+    assert list(tree(tmp_path)) == [f"one{journal.SUFFIX}"]
+    assert len(read_unfinished(tmp_path / f"one{journal.SUFFIX}")) == 1
 
 
 @pytest.fixture

@@ -247,6 +247,8 @@ def test_a_wrong_trace_is_refused_with_its_line(tmp_path: Path, text: str, line:
         ("rate_per_s: 2.5,", "rate_per_s: 2.5, concurrency: 3,", 10, "loads[1]: exactly one of concurrency"),
         ("{rate_per_s: 2.5, conversations: 3}", "{rate_per_s: 2.5}", 10, "loads[1]: conversations is needed"),
         ("{rate_per_s: 2.5, conversations: 3}", "{trace: ../t}", 10, 'loads[1].trace = "../t" is not valid'),
+        ("{rate_per_s: 2.5, conversations: 3}", "{trace: \u00e9.txt}", 10, r"be called 't-\xe9', after the trace"),
+        ("{rate_per_s: 2.5, conversations: 3}", "{trace: " + "a" * 100 + "}", 10, "at most 64 letters"),
         ("{rate_per_s: 2.5, conversations: 3}", "{trace: no.txt}", 10, "no.txt cannot be read"),
         ("id: tiny", "id: huge", 1, "id = huge"),
         (
