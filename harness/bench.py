@@ -22,7 +22,7 @@ from harness.recording import Facts, Recording, begin
 from harness.sample import Conversation, Job, Sample
 from harness.steps import Step, Steps
 from harness.workload import Loaded
-from slimserve.errors import Failed, SlimserveError, raise_if_any
+from slimserve.errors import Failed, Finding, SlimserveError, raise_if_any
 from slimserve.operator.prometheus import Reading, parse
 
 # The same, as engines call it; what none of them has is not known. Counters and sums, which only grow.
@@ -122,7 +122,8 @@ def bench(
         name=workload.id, sha256=loaded.sha256, seed=seed, scaled_down=workload.scaled_from is not None
     )
     sent = PromptFacts(sha256=source.sha256, tokenizer_sha256=tokenizer_sha256, corpus=" ".join(workload.works))
-    paths, problems = [], []
+    paths: list[Path] = []
+    problems: list[Finding] = []
     for run in runs:  # a receipt that cannot be written costs no other one
         try:
             paths.append(run.close(outcome, reasons, run.side.facts(asked, sent, bond)))

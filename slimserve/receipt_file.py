@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -18,6 +19,8 @@ SCHEMA = 1
 # A receipt is a summary; what is larger is none, and would only hold up whoever reads it.
 LARGEST_BYTES = 4 << 20
 SCHEMA_NAME = "schema.json"
+# A receipt has six. What is read here is put into JSON again by whoever shows it, with levels of its own around it.
+MAX_DEPTH = 64
 
 
 class Unreadable(ValueError):
@@ -52,7 +55,11 @@ def load(path: Path) -> dict[str, Any]:
     """
     text = read_bytes(path, LARGEST_BYTES)
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
+        data = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        if b"\\ud" in text or b"\\uD" in text:
+            json.dumps(data, ensure_ascii=False).encode()  # half of a surrogate pair is no text that could be sent
+        if not _is_flat(data):
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     except (ValueError, RecursionError) as error:  # among them text that is no UTF-8
         cut = "it is empty" if not text.strip() else f"it is no JSON, or was cut off: {_one_line(error)}"
         raise Unreadable(cut) from None
@@ -90,6 +97,23 @@ def read_bytes(path: Path, largest: int) -> bytes:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number in it is too large")
+    return value
+
+
+def _is_flat(data: object) -> bool:
+    level = [data]
+    for _ in range(MAX_DEPTH):
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        if not inside:
+            return True
+        level = [each for values in inside for each in values]
+    return False
 
 
 def _one_line(error: Exception) -> str:

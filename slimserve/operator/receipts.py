@@ -23,13 +23,14 @@ def recent(folder: Path, profile_id: str) -> list[dict[str, Any]]:
     for path in folder.glob("*.json") if folder.is_dir() else ():
         if path.name == SCHEMA_NAME:
             continue
+        name = path.name.encode(errors="backslashreplace").decode()  # that of a file may be no text
         try:
             receipt = read(path)
         except Unreadable as error:
-            found.append({"file": path.name, "problem": str(error)})
+            found.append({"file": name, "problem": str(error)})
             continue
         profile = receipt.get("profile")
         if isinstance(profile, dict) and profile.get("id") == profile_id:
-            found.append({**receipt, "file": path.name})
+            found.append({**receipt, "file": name})
     found.sort(key=lambda one: (str(one.get("written", "")), one["file"]), reverse=True)
     return found[:LAST]

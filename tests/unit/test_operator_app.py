@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -266,6 +269,32 @@ def test_receipts_are_those_of_the_profile_newest_first_and_broken_ones_are_name
     assert found[0]["workload"]["name"] == "chat-small"
     assert found[2]["problem"] == "no JSON object"
     assert found[3]["problem"]
+
+
+def test_one_odd_file_hides_no_receipt(client: httpx.Client, live: Live) -> None:
+    registry = load_registry(paths.profiles_folder())
+    folder = live.receipts_folder
+    make(folder, "good", facts=facts_of(registry.subject(registry.default)))
+    for name, changes in {
+        "half": {"commit": "\ud800"},
+        "inf": {"extra": 1e400},
+        "deep": {"extra": nested(900)},
+    }.items():
+        shutil.copy(folder / "good.json", folder / f"{name}.json")
+        rewrite(folder / f"{name}.json", **changes)
+    (folder / "inf.json").write_text((folder / "inf.json").read_text().replace("Infinity", "1e999"))
+    (folder / os.fsdecode(b"\xff.json")).write_text("{}")
+    found = client.get("/receipts.json").json()["receipts"]
+    problems = {one["file"]: one.get("problem") for one in found}
+    assert set(problems) == {"good.json", "half.json", "inf.json", "deep.json", r"\udcff.json"}
+    assert [name for name, problem in problems.items() if not problem] == ["good.json"]
+
+
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 def test_the_page_refers_to_nothing_but_itself() -> None:
