@@ -452,13 +452,7 @@ def _emit(args: argparse.Namespace, data: Any, text: Callable[[], str]) -> int:
 def _print_error(error: SlimserveError, as_json: bool) -> None:
     if as_json:
         kind = {1: "failed", 2: "invalid", 3: "refused"}[error.exit_code]
-        print(
-            json.dumps(
-                {"error": kind, "findings": [finding.to_json() for finding in error.findings]},
-                indent=2,
-                ensure_ascii=False,
-            )
-        )
+        print(json.dumps({"error": kind, "findings": [finding.to_json() for finding in error.findings]}, indent=2))
         return
     print("\n".join(f"slimserve: {finding}" for finding in error.findings), file=sys.stderr)
 

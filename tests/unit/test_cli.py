@@ -315,6 +315,21 @@ def test_an_error_in_json_that_finds_no_way_out_is_told_in_words(environment: di
         assert "nope" in done.stderr
 
 
+def test_an_error_in_json_is_json_on_any_stdout(environment: dict[str, str]) -> None:
+    for encoding in ("ascii", "latin-1", "utf-8", "cp1252"):
+        command = [sys.executable, "-m", "slimserve", "n\u00e9\u20ac\udcff", "--plan", "--json"]
+        done = subprocess.run(
+            command, env={**environment, "PYTHONIOENCODING": encoding}, capture_output=True, timeout=60
+        )
+        assert done.returncode == 2
+        assert "n\u00e9\u20ac" in json.loads(done.stdout)["findings"][0]["what"]
+
+
+def test_a_folder_of_state_that_can_never_be_is_refused(environment: dict[str, str]) -> None:
+    result = slimserve({**environment, "SLIMSERVE_STATE": "/tmp/" + "a" * 300}, "--status")
+    assert (result.returncode, "File name too long" in result.stderr) == (2, True)
+
+
 def test_folders_that_cannot_be_used_are_named(environment: dict[str, str], tmp_path: Path) -> None:
     for name, value in (
         ("SLIMSERVE_CACHE", "/tmp/" + "a" * 300),
