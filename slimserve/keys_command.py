@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -112,6 +113,8 @@ def _locked(path: Path, *, make: bool = False) -> Iterator[Path]:
         if make:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = path.resolve(strict=path.is_symlink())
+        if file.is_dir():  # beside the root no lock could lie
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         lock = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except (OSError, RuntimeError) as error:
         raise _unwritable(path, error) from None
@@ -142,7 +145,8 @@ def _replacing(file: Path, text: str) -> Iterator[None]:
         except OSError as error:
             raise _unwritable(file, error) from None
     except BaseException:
-        fresh.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            fresh.unlink()
         raise
 
 

@@ -6,6 +6,7 @@ whether they exist and can be written is for the caller to find out and to say.
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 from collections.abc import Mapping
@@ -92,7 +93,7 @@ def _named(environ: Mapping[str, str], override: str) -> Path | None:
         return None
     try:
         named.encode()
-        return Path(named).absolute()
+        path = Path(named).absolute()
     except (UnicodeEncodeError, OSError) as error:
         raise UsageError(
             Finding(
@@ -103,6 +104,18 @@ def _named(environ: Mapping[str, str], override: str) -> Path | None:
                 "give an absolute path in UTF-8",
             )
         ) from None
+    return _nameable(path, override)
+
+
+def _nameable(path: Path, override: str) -> Path:
+    """The path, if anything could ever be called that."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            what, why = f"{path} cannot be used", f"the system says: {error.strerror}"
+            raise UsageError(Finding(what, why, f"give a shorter one in {override}")) from None
+    return path
 
 
 def _user_folder(environ: Mapping[str, str], override: str, base: str, below_home: str) -> Path:
@@ -111,8 +124,8 @@ def _user_folder(environ: Mapping[str, str], override: str, base: str, below_hom
         return named
     shared = environ.get(base, "")
     if os.path.isabs(shared):  # the rules ask to ignore a relative one
-        return Path(shared) / "slimserve"
-    return _home(environ, override) / below_home / "slimserve"
+        return _nameable(Path(shared) / "slimserve", override)
+    return _nameable(_home(environ, override) / below_home / "slimserve", override)
 
 
 def _home(environ: Mapping[str, str], override: str) -> Path:

@@ -6,6 +6,7 @@ cheaply: this is plain data, of which no more is known than that nobody has touc
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -79,7 +80,7 @@ def read_bytes(path: Path, largest: int) -> bytes:
     except FileNotFoundError:
         raise Unreadable("there is no such file") from None
     except OSError as error:
-        linked = path.is_symlink()
+        linked = error.errno == errno.ELOOP
         raise Unreadable("it is a symbolic link" if linked else f"it cannot be read: {error.strerror}") from None
     try:
         facts = os.fstat(file)

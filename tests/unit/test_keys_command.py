@@ -145,6 +145,24 @@ def test_a_place_that_cannot_be_written_is_named(environment: dict[str, str], tm
         assert f"the keys file {place} cannot be written" in done.stderr
 
 
+@pytest.mark.parametrize("action", ["--add-key", "--remove-key"])
+def test_a_place_that_can_be_no_file_is_refused(environment: dict[str, str], tmp_path: Path, action: str) -> None:
+    for place in ("/", "/tmp/..", str(tmp_path), str(tmp_path / ("a" * 252))):
+        done = slimserve({**environment, "SLIMSERVE_KEYS": place}, action, "alice")
+        assert (done.returncode, done.stdout) in ((3, ""), (2, ""))
+        assert "Traceback" not in done.stderr
+        assert f"the keys file {place} cannot be " in done.stderr or f"{place} does not exist" in done.stderr
+
+
+@pytest.mark.parametrize("length", [250, 300])
+def test_a_name_that_is_too_long_is_refused(environment: dict[str, str], tmp_path: Path, length: int) -> None:
+    """Of the name itself, or of those of the files that lie beside it for a moment."""
+    place = str(tmp_path / ("a" * length))
+    done = slimserve({**environment, "SLIMSERVE_KEYS": place}, "--add-key", "alice")
+    assert (done.returncode, done.stdout) == (2 if length > 255 else 3, "")
+    assert "File name too long" in done.stderr
+
+
 def test_a_wrong_file_is_not_written_over(environment: dict[str, str], tmp_path: Path) -> None:
     file = write(tmp_path / "keys", "garbage\n")
     done = slimserve({**environment, "SLIMSERVE_KEYS": str(file)}, "--add-key", "alice")

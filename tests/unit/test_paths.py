@@ -67,6 +67,16 @@ def test_xdg_counts_only_when_absolute(
 
 
 @pytest.mark.parametrize(("folder", "override", "base", "below"), FOLDERS)
+def test_a_name_that_nothing_can_have_is_refused(
+    folder: Callable[[dict[str, str]], Path], override: str, base: str, below: str
+) -> None:
+    long = "/tmp/" + "a" * 300
+    for environment in ({override: long}, {base: long}, {"HOME": long}, {override: "/a" * 5000}):
+        with pytest.raises(UsageError, match=f"File name too long(.|\n)*a shorter one in {override}"):
+            folder(environment)
+
+
+@pytest.mark.parametrize(("folder", "override", "base", "below"), FOLDERS)
 def test_without_home_the_passwd_entry_counts(
     folder: Callable[[dict[str, str]], Path], override: str, base: str, below: str
 ) -> None:
