@@ -7,6 +7,8 @@ import re
 import signal
 from pathlib import Path
 
+from slimserve.engine import log_file
+
 TAIL_LINES = 30
 _TAIL_BYTES = 64 * 1024
 # The first error of an engine is the cause, and what follows it may be long: so much is searched, and so much shown.
@@ -89,7 +91,7 @@ def last_words(log: Path, start: int) -> tuple[str, ...]:
 
 
 def _end(log: Path, start: int, most_bytes: int) -> list[str]:
-    with log.open("rb") as file:
+    with log_file.open_to_read(log) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - most_bytes))
         text = file.read(most_bytes).decode(errors="replace")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from slimserve.engine import procfs
+from slimserve.engine import log_file, procfs
 from slimserve.engine.descriptors import wait_readable
 from slimserve.engine.workers import Workers
 
@@ -39,8 +39,7 @@ class EngineProcess:
     ) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("an engine is started from the main thread")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        log = os.open(log_path, flags, 0o600)
+        log = log_file.open_to_append(log_path)
         try:
             os.fchmod(log, 0o600)
             self.log_start = os.fstat(log).st_size

@@ -15,7 +15,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from slimserve.engine import procfs
+from slimserve.engine import log_file, procfs
 from slimserve.errors import Finding, Refused
 from slimserve.records import dataclass
 from slimserve.shapes import Between, Matching, ShapeError, build
@@ -213,7 +213,7 @@ class RunFolder:
         """Make the folder with mode 0700 and the log with 0600, where they are not there.
 
         Raises:
-            Refused: it cannot be written.
+            Refused: it cannot be written, or the log is no plain file.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ class RunFolder:
             if self.control.parent != self.path and not (self._own_control and self.control.parent.is_dir()):
                 self.control.parent.mkdir(mode=0o700)  # where everybody may write, one that is there is a stranger's
                 self._own_control = True
-            os.close(os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600))
+            os.close(log_file.open_to_append(self.log_path))
         except OSError as error:
             raise self._refusal(error) from error
 

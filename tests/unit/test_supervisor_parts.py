@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +20,7 @@ from slimserve.engine import ending, entry, import_hook, ports, procfs, supervis
 from slimserve.engine.control import has_token
 from slimserve.engine.process import EngineProcess
 from slimserve.engine.record import RunFolder, StartRecord, leftovers
-from slimserve.errors import Failed, Finding
+from slimserve.errors import Failed, Finding, Refused
 
 ENV = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
 
@@ -162,6 +164,31 @@ def test_a_record_whose_number_was_given_to_another_process_is_no_leftover(tmp_p
         assert not (tmp_path / "run/engine.json").exists()
         assert not scratch.exists()
         leader.kill()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "read pipe", "socket", "device", "folder"])
+@pytest.mark.timeout(30)
+def test_a_log_that_is_no_plain_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    folder = RunFolder(tmp_path, tmp_path / "engine.sock")
+    log = folder.log_path
+    with contextlib.ExitStack() as stack:
+        if kind in ("pipe", "read pipe"):
+            os.mkfifo(log)
+            if kind == "read pipe":
+                stack.callback(os.close, os.open(log, os.O_RDONLY | os.O_NONBLOCK))
+        elif kind == "socket":
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(log))
+        elif kind == "device":
+            log.symlink_to("/dev/null")
+        else:
+            log.mkdir()
+        with pytest.raises(Refused, match="cannot write in the run folder"):
+            folder.prepare()
+        with pytest.raises(OSError):  # noqa: PT011 (each kind has a word of its own)
+            EngineProcess([sys.executable, "-c", ""], {}, log)
+        with pytest.raises(OSError):  # noqa: PT011
+            ending.tail(log)
+        assert ending.last_words(log, 0) == ()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"argv": []}', "\udcff"])

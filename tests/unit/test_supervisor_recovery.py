@@ -166,6 +166,18 @@ def test_of_a_killed_api_server_the_core_that_the_kernel_kills_with_it_is_not_bl
     stop(driver)
 
 
+def test_an_engine_whose_log_became_a_pipe_is_not_waited_for(fake: Fake) -> None:
+    launch = fake.launch()
+    driver = Driver(launch)
+    driver.until_report("ready")
+    (launch.run_folder / "engine.log").unlink()
+    os.mkfifo(launch.run_folder / "engine.log")
+    os.kill(leader(fake, driver).pid, signal.SIGKILL)
+    assert "engine.log is no plain file" in driver.until_report("cannot write in the run folder")
+    driver.until_report("failed")
+    stop(driver, 1)
+
+
 def test_an_engine_whose_log_was_taken_away_is_started_anew_all_the_same(fake: Fake) -> None:
     launch = fake.launch()
     driver = Driver(launch)
