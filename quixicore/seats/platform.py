@@ -37,10 +37,9 @@ def attention(real: Callable[..., None], self: Any, **named: Any) -> None:
     real(self, **named)
     indexer, rotary = self.indexer, self.rotary_emb.rotary_dim
     if not indexer.use_fused_pre_indexer:
-        raise ValueError(
-            f"the indexer has head_dim {indexer.index_head_dim}, rotary_dim {rotary}, {indexer.index_kv_heads} key heads and "
-            f"ratio {indexer.compress_ratio}; this path carries 128, 64, 1 and a power of 2 above 1"
-        )
+        has = f"head_dim {indexer.index_head_dim}, rotary_dim {rotary}, {indexer.index_kv_heads} key heads and ratio"
+        carried = "this path carries 128, 64, 1 and a power of 2 above 1"
+        raise ValueError(f"the indexer has {has} {indexer.compress_ratio}; {carried}")
     self.use_fused_qk_norm_rope_gate = self.use_fused_qsa_prepare = True
 
 
