@@ -15,9 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -58,6 +56,9 @@ class Seat:
 
 def digest(real: Any) -> str:
     """The first digits of the SHA-256 of a function's source, as it is written, without its indentation."""
+    import inspect  # of use in the engine's processes alone
+    import textwrap
+
     plain = inspect.unwrap(getattr(real, "fn", real))
     source = textwrap.dedent(inspect.getsource(plain))
     return hashlib.sha256(source.encode()).hexdigest()[:_DIGITS]
@@ -83,12 +84,16 @@ def take(seats: Iterable[Seat], on_misfit: Callable[[MisfitError], None]) -> Non
             import_hook.install(module, after=sit)
 
 
-def taken() -> dict[str, str]:
-    """Who sits where in this process: the seat's name to ours."""
-    return dict(_taken)
+def all_taken(seats: Iterable[Seat]) -> bool:
+    """Whether ours sit in each of these seats in this process; their modules are imported for it."""
+    for seat in seats:
+        importlib.import_module(seat.module)
+        if seat.name not in _taken:
+            return False
+    return True
 
 
-_taken: dict[str, str] = {}
+_taken: set[str] = set()
 
 
 def _sit_all(seats: Iterable[Seat], on_misfit: Callable[[MisfitError], None]) -> None:
@@ -106,7 +111,7 @@ def _sit(seat: Seat) -> None:
     owner, name = find(seat)
     if seat.way == "addition":
         setattr(owner, name, staticmethod(ours))
-        _taken[seat.name] = f"quixicore.{seat.ours}"
+        _taken.add(seat.name)
         return
     real = vars(owner)[name]
     if (found := digest(owner if seat.way == "name" else real)) != seat.digest:
@@ -120,7 +125,7 @@ def _sit(seat: Seat) -> None:
     else:
         replacement = functools.partial(ours, real) if seat.way == "around" else ours
         _rebind(owner, name, real, _as_function(replacement, real))
-    _taken[seat.name] = f"quixicore.{seat.ours}"
+    _taken.add(seat.name)
 
 
 def find(seat: Seat) -> tuple[Any, str]:

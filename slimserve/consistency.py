@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from quixicore import dispatch
 from slimserve.profile import SCORES, Profile
 from slimserve.shapes import Problem, nearest
 from slimserve.subject import Subject
@@ -50,6 +51,9 @@ def check_consistency(subject: Subject) -> Iterator[Problem]:
             "measured is earned by receipts",
             "use unmeasured",
         )
+    choice = {group: setting.value for group, setting in subject.profile.seats.items()}
+    for group, what, why, do in dispatch.refusals(choice, model.architecture, on_cards=platform.gpus is not None):
+        yield Problem(("seats", group) if group in choice else ("seats",), what, why, do)
     sizes = [key for key in ("gpu_memory_utilization", "kv_cache_memory_bytes") if getattr(engine, key) is not None]
     if len(sizes) != 1:
         yield Problem(

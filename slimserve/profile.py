@@ -297,6 +297,8 @@ class Profile:
     """what the engine is told"""
     environment: dict[Variable, Setting[Line]] = field(default_factory=dict)
     """environment variables of the engine's processes"""
+    seats: dict[Id, Setting[Line]] = field(default_factory=dict)
+    """who sits in each group of the engine's operations, where it is not the engine's own"""
     admission: Admission
     """how many requests it takes on"""
     policy: RequestPolicy = field(default_factory=RequestPolicy)
@@ -318,3 +320,5 @@ class Profile:
                     yield f"{section}.{key.name}", setting
         for name, setting in self.environment.items():
             yield f"environment.{name}", setting
+        for name, setting in self.seats.items():
+            yield f"seats.{name}", setting

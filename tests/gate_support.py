@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from geometry_models import HYBRID
+from geometry_models import FLAGSHIP, HYBRID
 from plan_support import REGISTRY, setting, with_engine
 
+from quixicore import dispatch
+from quixicore.engine import GROUPS
 from slimserve.model import Model
 from slimserve.plan import Plan, WeightsOnDisk, describe, make_plan
-from slimserve.profile import Profile
+from slimserve.profile import Engram, Profile, Speculation
 from slimserve.subject import Subject
 
 PROFILE = REGISTRY.profiles["smollm2-135m-bf16-cpu"]
@@ -26,6 +28,18 @@ def hybrid_plan(folder: Path, **changed: Any) -> Plan:
     sizes = {"max_model_len": 4096, "max_num_batched_tokens": 2048, "kv_cache_memory_bytes": 150_000_000}
     profile = with_engine(PROFILE, **{"mamba_cache_mode": "align", "load_format": "dummy", **sizes, **changed})
     return plan_of(replace(profile, model=MODEL.id), MODEL, folder)
+
+
+def flagship_plan(folder: Path, *, drafts: int = 0, **changed: Any) -> Plan:
+    """The plan of the CPU profile for a small Flash-Next that lies in `folder`, with our references in its seats."""
+    sizes = {"max_model_len": 2048, "max_num_batched_tokens": 512, "kv_cache_memory_bytes": 160_000_000}
+    own = {"mamba_cache_mode": "align", "load_format": "dummy", "engram_config": Engram(cpu_offload=False)}
+    speculation = Speculation(method="mtp", num_speculative_tokens=drafts) if drafts else None
+    profile = with_engine(PROFILE, **sizes, **own, speculative_config=speculation, **changed)
+    seats = {group: setting(dispatch.REFERENCE) for group in GROUPS}
+    second_runner = {"VLLM_USE_V2_MODEL_RUNNER": setting("1")}
+    profile = replace(profile, model=FLAGSHIP.id, seats=seats, environment={**profile.environment, **second_runner})
+    return plan_of(profile, FLAGSHIP, folder)
 
 
 def dense_plan(folder: Path) -> Plan:

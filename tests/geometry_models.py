@@ -124,6 +124,49 @@ HYBRID = model(
     ),
 )
 
+# Every kind of cache of Flash-Next, with the heads and rotations that its path carries, and small otherwise.
+FLAGSHIP = model(
+    "small-flagship",
+    "Qwen4ExpForConditionalGeneration",
+    Geometry(
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=256,
+        vocab_size=512,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        full_attention_interval=4,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        linear_conv_kernel_dim=4,
+        mamba_ssm_dtype="float32",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        hc_count=4,
+        hc_lowrank=32,
+        indexer_n_heads=2,
+        indexer_kv_heads=1,
+        indexer_head_dim=128,
+        indexer_budget=64,
+        indexer_compress_ratio=4,
+        ple_layer_ids=(2,),
+        ple_embed_dim=128,
+        ple_conv_kernel_size=4,
+        ngram_size=3,
+        heads_per_ngram=4,
+        ngram_vocab_size_base=2000,
+        make_ngram_vocab_size_divisible_by=128,
+        mtp_num_hidden_layers=1,
+    ),
+    {"bf16": checkpoint(host_bytes=16_256 * 16 * 2)},
+)
+
 
 def config_json(subject: Model) -> dict[str, Any]:
     """A config.json of this geometry, its fields under the names that the geometry has for them."""

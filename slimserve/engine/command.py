@@ -15,7 +15,7 @@ from slimserve.engine import ENGINE_VERSION as ENGINE_VERSION
 from slimserve.engine.gate import expected
 from slimserve.engine.gate.checks import DOOR as DOOR
 from slimserve.engine.gate.expected import PLUGIN
-from slimserve.engine.variables import ADMISSION_VARIABLE, CACHES, FIXED_ENVIRONMENT, GATE_VARIABLE
+from slimserve.engine.variables import ADMISSION_VARIABLE, CACHES, FIXED_ENVIRONMENT, GATE_VARIABLE, SEATS_VARIABLE
 from slimserve.exposure import Reach
 from slimserve.plan import Plan
 from slimserve.policies import BY_ID
@@ -224,6 +224,8 @@ def _environment(plan: Plan, cache: Path, seat: Seat | None) -> dict[str, str]:
         "VLLM_PLUGINS": PLUGIN,
         GATE_VARIABLE: json.dumps(expected.planned(plan)),
     }
+    if seats := {group: setting.value for group, setting in profile.seats.items()}:
+        result[SEATS_VARIABLE] = json.dumps(seats)
     result.update({name: str(own / folder) for name, folder in CACHES.items()})
     result.update({name: value for name, value, _ in FIXED_ENVIRONMENT})
     result.update({name: setting.value for name, setting in profile.environment.items()})

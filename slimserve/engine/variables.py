@@ -8,6 +8,8 @@ GATE_VARIABLE = "SLIMSERVE_GATE"
 """the plan's word, for the engine's processes"""
 WORDS_VARIABLE = "SLIMSERVE_GATE_WORDS"
 """the folder of the gate's words, for the engine's processes"""
+SEATS_VARIABLE = "SLIMSERVE_SEATS"
+"""who sits in the engine's seats, for its processes"""
 SCRATCH_VARIABLE = "TMPDIR"
 """where the engine's temporary files and sockets go: a folder of each start"""
 
@@ -38,6 +40,7 @@ OWNED = frozenset(
         GATE_VARIABLE,
         WORDS_VARIABLE,
         SCRATCH_VARIABLE,
+        SEATS_VARIABLE,
         "VLLM_RPC_BASE_PATH",  # else that folder
         "VLLM_PLUGINS",
         *(name for name, _, _ in FIXED_ENVIRONMENT),

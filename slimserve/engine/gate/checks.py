@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from quixicore import dispatch
 from slimserve.geometry.caches import ring_rows
 from slimserve.plan import Plan
 from slimserve.planner.capacity import BLOCKS_SHARE
@@ -26,6 +27,8 @@ API: tuple[Role, ...] = ("api",)
 
 # vllm 0.32, config/vllm.py DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES: those of our models that are in it.
 BREAKABLE = frozenset({"Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"})
+# The attention of the same models, by the engine's names.
+_SPARSE = {"PLE_SHORT_CONV_ATTN", "QWEN4_EXP_EXP_QSA_STATE", "QWEN4_EXP_QSA_TRITON"}
 # The lock of the lane (requirements/*.lock). The CUDA lane has none yet: the engine's own version alone is sure there.
 LIBRARIES = ("vllm", "torch", "transformers", "triton")
 VERSIONS: dict[str, dict[str, str]] = {
@@ -82,7 +85,11 @@ def _eager(plan: Plan) -> bool:
 
 
 def _breakable(plan: Plan) -> bool:
-    return _lane(plan) == "cuda" and plan.subject.model.architecture in BREAKABLE
+    return _sparse(plan)
+
+
+def _sparse(plan: Plan) -> bool:
+    return plan.subject.model.architecture in BREAKABLE
 
 
 def _compilation(plan: Plan) -> str:
@@ -119,6 +126,10 @@ def _stored(plan: Plan) -> list[str]:
     layout = plan.room.rank.layout
     kinds = {_engine(plan).kv_cache_dtype.value, *((layout.draft_kv_dtype,) if layout.drafts else ())}
     return sorted({_STORED[kind] for kind in kinds})
+
+
+def _seats(plan: Plan) -> dict[str, str]:
+    return dispatch.who_sits({group: setting.value for group, setting in plan.subject.profile.seats.items()})
 
 
 def _scheduler(plan: Plan) -> str:
@@ -190,12 +201,15 @@ def _attention(plan: Plan) -> list[str] | None:
     """The attention backends of a CPU, where there is no choice; on cards they are recorded."""
     if _lane(plan) != "cpu":
         return None
-    return sorted({"CPU_ATTN", *(("GDN_ATTN",) if plan.room.rank.shape.linear else ())})
+    full = _SPARSE if _sparse(plan) else {"CPU_ATTN"}
+    return sorted({*full, *(("GDN_ATTN",) if plan.room.rank.shape.linear else ())})
 
 
 def _layout(plan: Plan) -> str | None:
     """How the cache lies in memory on a CPU (`KVCacheLayout`); no connector asks for another. On cards recorded."""
-    return "LBHNC" if _lane(plan) == "cpu" else None
+    if _lane(plan) != "cpu":
+        return None
+    return "BLNHC" if _sparse(plan) else "LBHNC"
 
 
 def _index_share(plan: Plan) -> bool | None:
@@ -404,10 +418,11 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "model_runner",
         RANK,
-        lambda plan: "v1" if _lane(plan) == "cpu" else "v2",
+        lambda plan: "v1" if _lane(plan) == "cpu" and _seats(plan)["runner"] == dispatch.ENGINE else "v2",
         "the engine falls back on its old runner with a warning; n-gram layers are wrong in it",
     ),
     Check("kv_connector", CACHE, lambda plan: "none", "a connector changes which blocks live, and may be dropped"),
+    Check("seats", RANK, _seats, "another operation rounds otherwise, or does not run here at all"),
     Check("kernels", RANK, lambda plan: [], "a kernel sits where no receipt has put it"),
     Check("api_server_count", ALL, lambda plan: 1, "counts and caps are exact in one process only"),
     Check("door", API, lambda plan: DOOR, "keys, the cap and the sampling policy are enforced by the outermost layer"),

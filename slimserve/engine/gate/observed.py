@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
+
+from quixicore import dispatch, engine
+from slimserve.engine.variables import SEATS_VARIABLE
 
 Readings = dict[str, Callable[[], Any]]
 Observed = tuple[str, dict[str, Any], Any]
@@ -79,6 +84,7 @@ def rank(wrapper: Any) -> Observed:
             "model_runner": lambda: _runner(runner),
             "kv_connector": _worker_connector,
             "gdn_prefill_backend": lambda: _gdn_prefill(config),
+            "seats": _seats,
             "kernels": _kernels,
         }
     )
@@ -228,6 +234,16 @@ def _worker_connector() -> str:
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
     return _name_of(type(get_kv_transfer_group())) if has_kv_transfer_group() else "none"
+
+
+def _seats() -> dict[str, str]:
+    """Who sits in each group of seats; where ours was to, by what really was put into this process."""
+    told = json.loads(os.environ.get(SEATS_VARIABLE, "{}"))
+    return {group: _sitter(seats) if group in told else dispatch.ENGINE for group, seats in engine.GROUPS.items()}
+
+
+def _sitter(seats: tuple[engine.Seat, ...]) -> str:
+    return dispatch.REFERENCE if engine.all_taken(seats) else dispatch.ENGINE
 
 
 def _kernels() -> list[str]:

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from quixicore import dispatch, engine
 from slimserve.engine import import_hook, procfs
 from slimserve.engine.gate import verdict, words
 from slimserve.engine.gate.checks import Role
-from slimserve.engine.variables import GATE_VARIABLE, WORDS_VARIABLE
+from slimserve.engine.variables import GATE_VARIABLE, SEATS_VARIABLE, WORDS_VARIABLE
 from slimserve.errors import Finding
 
 GATE_STATUS = 78
@@ -54,9 +55,11 @@ SEATS = (
 
 
 def install() -> None:
-    """Hang the gate on this process; nothing where no supervisor has planned anything."""
+    """Seat our operations in this process and hang the gate on it; nothing where no supervisor has planned anything."""
     if GATE_VARIABLE not in os.environ:
         return
+    # Before anything is looked at: what sits in the engine is part of what it is.
+    engine.take(dispatch.ours(json.loads(os.environ.get(SEATS_VARIABLE, "{}"))), _refuse_misfit)
     for seat in SEATS:
         if seat.module in sys.modules:
             hang(seat)
@@ -127,6 +130,12 @@ def refuse(
         print(f"gate: the word of {process} cannot be written: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(GATE_STATUS)
+
+
+def _refuse_misfit(misfit: engine.MisfitError) -> None:
+    why = "an operation of ours fits the source of one engine, and is put into no other"
+    do = "install the engine that the profile was made for; `--doctor` shows what is installed"
+    refuse(f"process-{os.getpid()}", [Finding(str(misfit), why, do)])
 
 
 def _write(process: str, findings: Sequence[Finding], values: dict[str, Any], config: Any) -> None:
