@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from quixicore.ops.experts.reference import from_nvfp4
 from quixicore.ops.norm.reference import gemma_norm
 
 _WORD = (1 << 64) - 1
@@ -81,6 +82,28 @@ def ids(past: Tensor, factors: Sequence[int], sizes: Sequence[int]) -> Tensor:
         own = slice((length - 1) * heads, length * heads)
         found.append(mixed[:, None] % torch.tensor(sizes[own]) + offsets[own])
     return torch.cat(found, -1)
+
+
+def rows(table: Tensor, found: Tensor, scales: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """The rows that the hashes choose, side by side.
+
+    Args:
+        table: [R, D] bfloat16; [R, D] float8_e4m3fn with `scale`; [R, D / 2] uint8, of two four-bit values a byte, with
+            `scales` and `scale`.
+        found: [T, S], of `ids`.
+        scales: [R, D / 16] float8_e4m3fn.
+        scale: scalar, of the whole table; with eight bits rounded to bfloat16, as the engine has it.
+
+    Returns:
+        [T, S * D] bfloat16.
+    """
+    chosen = table[found]
+    if scales is not None and scale is not None:
+        wide = from_nvfp4(chosen.flatten(0, 1), scales[found].flatten(0, 1), scale)
+        return wide.reshape(len(found), -1).to(torch.bfloat16)
+    if scale is not None:
+        chosen = chosen.to(torch.bfloat16) * scale.to(torch.bfloat16)
+    return chosen.flatten(1).to(torch.bfloat16)
 
 
 def gated_values(

@@ -1,0 +1,1 @@
+"""The drafter of Flash-Next: one more layer that reads the last hidden state and the token after it."""
