@@ -1,7 +1,7 @@
 """TurboQuant: keys are rotated and kept as the nearest of a few values each, values as levels between their extremes.
 
 A slot holds one key and one value of D dimensions of one head: the key's codes, its length in fp16, the value's codes,
-the size of a level and the lowest in fp16, and a byte to make the number of bytes even. With keys of eight bits they are
+the size of a level and the lowest in fp16, and a byte to make the number of bytes even. Keys of eight bits are
 float8_e4m3fn as they are, without a length. Codes lie side by side, the first in the lowest bits.
 
 Source: vllm 0.32, model_executor/layers/quantization/turboquant/{config,centroids}.py and
