@@ -162,87 +162,118 @@ def _rebind(owner: Any, name: str, real: Any, ours: Callable[..., Any]) -> None:
             setattr(module, copied, ours)
 
 
-# A group, and of each of its seats: the way, the place below `vllm`, ours below `quixicore.seats`, and the digest.
+# A group, a module below `vllm`, and its seats: the way, the path, ours below `quixicore.seats`, and the digest.
 _TABLE = """
 platform
-  addition triton_utils.importing:TritonPlaceholder.next_power_of_2 platform:next_power_of_2
-  around config.vllm:VllmConfig._validate_v2_model_runner platform:second_runner 31f64b51fcb7eee6
-  around models.qwen4_exp.nvidia.qsa:Qwen4ExpQSAFlashAttentionImpl.__init__ platform:attention_kernel b1375920293771e2
-  around models.qwen4_exp.nvidia.qsa:Qwen4ExpQSAAttention.__init__ platform:attention 57959c53ddb127f9
+  triton_utils.importing
+    addition TritonPlaceholder.next_power_of_2 platform:next_power_of_2
+  config.vllm
+    around VllmConfig._validate_v2_model_runner platform:second_runner 31f64b51fcb7eee6
+  models.qwen4_exp.nvidia.qsa
+    around Qwen4ExpQSAFlashAttentionImpl.__init__ platform:attention_kernel b1375920293771e2
+    around Qwen4ExpQSAAttention.__init__ platform:attention 57959c53ddb127f9
 runner
-  kernel v1.worker.gpu.input_batch:_prepare_prefill_inputs_kernel batch:prefill_inputs 96d1b0d0dffd63d4
-  kernel v1.worker.gpu.input_batch:_prepare_pos_seq_lens_kernel batch:positions 33c07567a9fe63e1
-  kernel v1.worker.gpu.input_batch:_combine_sampled_and_draft_tokens_kernel batch:sampled_and_drafts c02435e0be07b2fa
-  kernel v1.worker.gpu.input_batch:_get_num_sampled_and_rejected_kernel batch:sampled_and_rejected 17bfac5e1599de85
-  kernel v1.worker.gpu.input_batch:_post_update_kernel batch:after_step 1f8738a0c9e9928a
-  kernel v1.worker.gpu.input_batch:_post_update_num_computed_tokens_kernel batch:advance b268224427020033
-  kernel v1.worker.gpu.input_batch:_expand_idx_mapping_kernel batch:expand 7636f8d252d474bf
-  kernel v1.worker.gpu.sample.prompt_logprob:_prompt_logprobs_token_ids_kernel batch:prompt_targets 2706dbdcfea541d3
-  function v1.worker.gpu.buffer_utils:StagedWriteTensor.apply_write tables:write_staged 7a5348880ba8b577
-  function v1.worker.gpu.buffer_utils:FusedStagedWriter.apply tables:write_all_staged 224bb78838f7a150
-  function v1.worker.gpu.block_table:BlockTables.gather_block_tables tables:gather 93ff9cd018fc7c7a
-  function v1.worker.gpu.block_table:BlockTables.compute_slot_mappings tables:slot_mappings b14a1488fa7df49b
-  function v1.worker.utils:KVBlockZeroer.zero_block_ids tables:zero_blocks 2b03234628f115ff
-  kernel v1.attention.ops.metadata:_token_request_mapping_kernel batch:requests_of_tokens 1e6bc998d5b47fd0
+  v1.worker.gpu.input_batch
+    kernel _prepare_prefill_inputs_kernel batch:prefill_inputs 96d1b0d0dffd63d4
+    kernel _prepare_pos_seq_lens_kernel batch:positions 33c07567a9fe63e1
+    kernel _combine_sampled_and_draft_tokens_kernel batch:sampled_and_drafts c02435e0be07b2fa
+    kernel _get_num_sampled_and_rejected_kernel batch:sampled_and_rejected 17bfac5e1599de85
+    kernel _post_update_kernel batch:after_step 1f8738a0c9e9928a
+    kernel _post_update_num_computed_tokens_kernel batch:advance b268224427020033
+    kernel _expand_idx_mapping_kernel batch:expand 7636f8d252d474bf
+  v1.worker.gpu.sample.prompt_logprob
+    kernel _prompt_logprobs_token_ids_kernel batch:prompt_targets 2706dbdcfea541d3
+  v1.worker.gpu.buffer_utils
+    function StagedWriteTensor.apply_write tables:write_staged 7a5348880ba8b577
+    function FusedStagedWriter.apply tables:write_all_staged 224bb78838f7a150
+  v1.worker.gpu.block_table
+    function BlockTables.gather_block_tables tables:gather 93ff9cd018fc7c7a
+    function BlockTables.compute_slot_mappings tables:slot_mappings b14a1488fa7df49b
+  v1.worker.utils
+    function KVBlockZeroer.zero_block_ids tables:zero_blocks 2b03234628f115ff
+  v1.attention.ops.metadata
+    kernel _token_request_mapping_kernel batch:requests_of_tokens 1e6bc998d5b47fd0
 states
-  kernel v1.worker.gpu.model_states.mamba_hybrid:_scatter_num_accepted_kernel states:note_accepted 3bfefe75dd1765df
-  kernel v1.worker.gpu.model_states.mamba_hybrid:_fill_num_accepted_kernel states:fill_accepted 1c8ea4a64730954d
-  kernel v1.worker.mamba_utils:preprocess_mamba_align_fused_kernel states:advance 1b1f5808e38baaf3
-  around v1.worker.mamba_utils:MambaSpecDecodeGPUContext._populate_metadata states:remember 21818f5ce3fffcec
-  function v1.worker.mamba_utils:MambaSpecDecodeGPUContext.run_fused_precopy states:move_on a00a1d9ca3972376
-  function v1.worker.mamba_utils:MambaSpecDecodeGPUContext.run_fused_postprocess_align states:keep_boundary a903b8dd22657f32
-  function v1.worker.mamba_utils:MambaSpecDecodeGPUContext.compute_aligned_state_indices states:blocks_of_running 4440cfd995aedcd6
+  v1.worker.gpu.model_states.mamba_hybrid
+    kernel _scatter_num_accepted_kernel states:note_accepted 3bfefe75dd1765df
+    kernel _fill_num_accepted_kernel states:fill_accepted 1c8ea4a64730954d
+  v1.worker.mamba_utils
+    kernel preprocess_mamba_align_fused_kernel states:advance 1b1f5808e38baaf3
+    around MambaSpecDecodeGPUContext._populate_metadata states:remember 21818f5ce3fffcec
+    function MambaSpecDecodeGPUContext.run_fused_precopy states:move_on a00a1d9ca3972376
+    function MambaSpecDecodeGPUContext.run_fused_postprocess_align states:keep_boundary a903b8dd22657f32
+    function MambaSpecDecodeGPUContext.compute_aligned_state_indices states:blocks_of_running 4440cfd995aedcd6
 gdn
-  function model_executor.layers.mamba.ops.cpu.causal_conv1d:causal_conv1d_fn_cpu gdn:prefill 9683809d2b2a506b
-  name model_executor.layers.mamba.ops.cpu.gdn_attention:ops gdn:operations 73adac41eac85bdd
-  name model_executor.layers.mamba.ops.cpu.gdn_attention:F gdn:functions 73adac41eac85bdd
+  model_executor.layers.mamba.ops.cpu.causal_conv1d
+    function causal_conv1d_fn_cpu gdn:prefill 9683809d2b2a506b
+  model_executor.layers.mamba.ops.cpu.gdn_attention
+    name ops gdn:operations 73adac41eac85bdd
+    name F gdn:functions 73adac41eac85bdd
 sampling
-  kernel v1.worker.gpu.sample.gumbel:_temperature_kernel sampling:temperature 47f8e146ba43476a
-  function v1.worker.gpu.sample.gumbel:gumbel_sample sampling:sample fdbaf7f6b7c125dd
-  kernel v1.worker.gpu.sample.min_p:_min_p_kernel sampling:min_p bd9d4defbc342db9
-  kernel v1.worker.gpu.sample.penalties:_penalties_kernel sampling:penalise dee31c4f7bfadbb7
-  kernel v1.worker.gpu.sample.penalties:_bincount_kernel sampling:count_tokens cfb1d5f04fd01d01
-  kernel v1.worker.gpu.sample.logit_bias:_bias_kernel sampling:bias d8897887756bb45c
-  kernel v1.worker.gpu.sample.bad_words:_bad_words_kernel sampling:forbid d615f1d7c7e1715c
-  function v1.worker.gpu.sample.logprob:compute_token_logprobs sampling:log_probabilities d229e86086731ad3
-  kernel v1.worker.gpu.sample.logprob:_ranks_kernel sampling:ranks 9bb31889efc6e892
-  kernel v1.worker.gpu.sample.logprob:_fill_logprob_token_ids_kernel sampling:wanted_tokens a73ab01163401faa
-  kernel v1.worker.gpu.structured_outputs:_apply_grammar_bitmask_kernel sampling:masked_by_grammar 1d93a33523d5a05f
-  kernel v1.worker.gpu.metrics.logits:_num_nans_kernel sampling:not_numbers fefae6b2fd82eaff
+  v1.worker.gpu.sample.gumbel
+    kernel _temperature_kernel sampling:temperature 47f8e146ba43476a
+    function gumbel_sample sampling:sample fdbaf7f6b7c125dd
+  v1.worker.gpu.sample.min_p
+    kernel _min_p_kernel sampling:min_p bd9d4defbc342db9
+  v1.worker.gpu.sample.penalties
+    kernel _penalties_kernel sampling:penalise dee31c4f7bfadbb7
+    kernel _bincount_kernel sampling:count_tokens cfb1d5f04fd01d01
+  v1.worker.gpu.sample.logit_bias
+    kernel _bias_kernel sampling:bias d8897887756bb45c
+  v1.worker.gpu.sample.bad_words
+    kernel _bad_words_kernel sampling:forbid d615f1d7c7e1715c
+  v1.worker.gpu.sample.logprob
+    function compute_token_logprobs sampling:log_probabilities d229e86086731ad3
+    kernel _ranks_kernel sampling:ranks 9bb31889efc6e892
+    kernel _fill_logprob_token_ids_kernel sampling:wanted_tokens a73ab01163401faa
+  v1.worker.gpu.structured_outputs
+    kernel _apply_grammar_bitmask_kernel sampling:masked_by_grammar 1d93a33523d5a05f
+  v1.worker.gpu.metrics.logits
+    kernel _num_nans_kernel sampling:not_numbers fefae6b2fd82eaff
 drafts
-  kernel v1.worker.gpu.spec_decode.target_dependent_ar.speculator:_prepare_prefill_inputs_kernel drafts:first_inputs b09e3977036c8bde
-  kernel v1.worker.gpu.spec_decode.target_dependent_ar.speculator:_prepare_decode_inputs_kernel drafts:next_inputs 3d1d578a2ad99a42
-  kernel v1.worker.gpu.spec_decode.target_dependent_ar.speculator:_update_draft_inputs_kernel drafts:after_draft 85b4cbc9847f4e27
-  kernel v1.worker.gpu.spec_decode.rejection_sampler:_flatten_sampled_kernel drafts:flatten 8098c9effe74faef
-  kernel v1.worker.gpu.spec_decode.rejection_sampler:_gather_draft_sampled_kernel drafts:fed_drafts dd3af44592a1f5cf
-  function v1.worker.gpu.spec_decode.rejection_sampler_utils:rejection_sample drafts:verify fa833427de8892b1
+  v1.worker.gpu.spec_decode.target_dependent_ar.speculator
+    kernel _prepare_prefill_inputs_kernel drafts:first_inputs b09e3977036c8bde
+    kernel _prepare_decode_inputs_kernel drafts:next_inputs 3d1d578a2ad99a42
+    kernel _update_draft_inputs_kernel drafts:after_draft 85b4cbc9847f4e27
+  v1.worker.gpu.spec_decode.rejection_sampler
+    kernel _flatten_sampled_kernel drafts:flatten 8098c9effe74faef
+    kernel _gather_draft_sampled_kernel drafts:fed_drafts dd3af44592a1f5cf
+  v1.worker.gpu.spec_decode.rejection_sampler_utils
+    function rejection_sample drafts:verify fa833427de8892b1
 residual
-  function models.qwen4_exp.nvidia.ops.hc:grouped_gemma_rmsnorm residual:norm 013d61f4c7f73860
-  function models.qwen4_exp.nvidia.ops.hc:hc_silu residual:low_rank a88c07d3f31f4b19
-  function models.qwen4_exp.nvidia.ops.hc:hc_gate_mix residual:mix 03b5b3be477b4c02
-  function models.qwen4_exp.nvidia.ops.hc:hc_combine residual:combine c88ce54342516370
-  function models.qwen4_exp.nvidia.ops.hc:hc_combine_norm residual:combine_norm 1dd7fb4d705472c6
+  models.qwen4_exp.nvidia.ops.hc
+    function grouped_gemma_rmsnorm residual:norm 013d61f4c7f73860
+    function hc_silu residual:low_rank a88c07d3f31f4b19
+    function hc_gate_mix residual:mix 03b5b3be477b4c02
+    function hc_combine residual:combine c88ce54342516370
+    function hc_combine_norm residual:combine_norm 1dd7fb4d705472c6
 ngram
-  function models.qwen4_exp.common.ops.ple:ple_gate ngram:gate 6ce57a1c0c27b0e5
-  function models.qwen4_exp.common.ops.ple:ple_conv ngram:convolve 0b158bbacb1f8525
+  models.qwen4_exp.common.ops.ple
+    function ple_gate ngram:gate 6ce57a1c0c27b0e5
+    function ple_conv ngram:convolve 0b158bbacb1f8525
 qsa
-  function models.qwen4_exp.nvidia.ops.qsa_prepare:qsa_prepare sparse:prepare e4225a8bc1716040
-  function models.qwen4_exp.nvidia.ops.qsa_indexer:qsa_select_paged_decode sparse:choose_decoding 066235f90c21995d
-  function models.qwen4_exp.nvidia.ops.qsa_indexer:qsa_select_paged_prefill sparse:choose_prefilling 71dedc914a7e640b
-  function models.qwen4_exp.nvidia.ops.qsa_indexer:expand_qsa_block_indices sparse:expand 52c5b0adfbda5581
-  function models.qwen4_exp.nvidia.ops.qsa:qsa_sparse_paged_attention sparse:attend db3aefe742afc81f
+  models.qwen4_exp.nvidia.ops.qsa_prepare
+    function qsa_prepare sparse:prepare e4225a8bc1716040
+  models.qwen4_exp.nvidia.ops.qsa_indexer
+    function qsa_select_paged_decode sparse:choose_decoding 066235f90c21995d
+    function qsa_select_paged_prefill sparse:choose_prefilling 71dedc914a7e640b
+    function expand_qsa_block_indices sparse:expand 52c5b0adfbda5581
+  models.qwen4_exp.nvidia.ops.qsa
+    function qsa_sparse_paged_attention sparse:attend db3aefe742afc81f
 """
 
 
 def _seats(table: str) -> Iterator[Seat]:
-    group = ""
+    group = module = ""
     for line in table.strip().splitlines():
-        if not line.startswith(" "):
-            group = line
-            continue
-        way, place, ours, *source = line.split()
-        module, _, path = place.partition(":")
-        yield Seat(group, f"vllm.{module}", path, cast(Way, way), f"seats.{ours}", "".join(source))
+        way, *words = line.split()
+        if words:
+            path, ours, *source = words
+            yield Seat(group, module, path, cast(Way, way), f"seats.{ours}", "".join(source))
+        elif line.startswith(" "):
+            module = f"vllm.{way}"
+        else:
+            group = way
 
 
 SEATS: tuple[Seat, ...] = tuple(_seats(_TABLE))
