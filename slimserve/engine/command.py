@@ -15,7 +15,14 @@ from slimserve.engine import ENGINE_VERSION as ENGINE_VERSION
 from slimserve.engine.gate import expected
 from slimserve.engine.gate.checks import DOOR as DOOR
 from slimserve.engine.gate.expected import PLUGIN
-from slimserve.engine.variables import ADMISSION_VARIABLE, CACHES, FIXED_ENVIRONMENT, GATE_VARIABLE, SEATS_VARIABLE
+from slimserve.engine.variables import (
+    ACCEPT_VARIABLE,
+    ADMISSION_VARIABLE,
+    CACHES,
+    FIXED_ENVIRONMENT,
+    GATE_VARIABLE,
+    SEATS_VARIABLE,
+)
 from slimserve.exposure import Reach
 from slimserve.plan import Plan
 from slimserve.policies import BY_ID
@@ -43,7 +50,10 @@ FIXED: tuple[tuple[str, Any, str], ...] = (
 OF_THE_API_SERVER = frozenset({"api_server_count"})
 # The engine gets these of the user's variables and no others: whatever else configures it is the profile's to say.
 PASSED = frozenset(
-    "PATH HOME USER LOGNAME LANG LANGUAGE LC_ALL LC_CTYPE TZ TERM SHELL LD_LIBRARY_PATH CUDA_HOME".split()
+    [
+        *"PATH HOME USER LOGNAME LANG LANGUAGE LC_ALL LC_CTYPE TZ TERM SHELL LD_LIBRARY_PATH CUDA_HOME".split(),
+        ACCEPT_VARIABLE,
+    ]
 )
 # Variables that would have configured the engine; dropping one of them is said aloud.
 _TELLING = tuple("VLLM_ NCCL_ CUDA_ TORCH PYTORCH_ TRITON_ FLASHINFER_ OMP_ KMP_ MKL_ GLOO_ HF_ TRANSFORMERS_".split())

@@ -10,6 +10,8 @@ WORDS_VARIABLE = "SLIMSERVE_GATE_WORDS"
 """the folder of the gate's words, for the engine's processes"""
 SEATS_VARIABLE = "SLIMSERVE_SEATS"
 """who sits in the engine's seats, for its processes"""
+ACCEPT_VARIABLE = "SLIMSERVE_ACCEPT_LIBRARIES"
+"""libraries, by name and comma, whose versions the user vouches for"""
 SCRATCH_VARIABLE = "TMPDIR"
 """where the engine's temporary files and sockets go: a folder of each start"""
 
@@ -41,6 +43,7 @@ OWNED = frozenset(
         WORDS_VARIABLE,
         SCRATCH_VARIABLE,
         SEATS_VARIABLE,
+        ACCEPT_VARIABLE,
         "VLLM_RPC_BASE_PATH",  # else that folder
         "VLLM_PLUGINS",
         *(name for name, _, _ in FIXED_ENVIRONMENT),

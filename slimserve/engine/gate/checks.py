@@ -29,7 +29,8 @@ API: tuple[Role, ...] = ("api",)
 BREAKABLE = frozenset({"Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"})
 # The attention of the same models, by the engine's names.
 _SPARSE = {"PLE_SHORT_CONV_ATTN", "QWEN4_EXP_EXP_QSA_STATE", "QWEN4_EXP_QSA_TRITON"}
-# The lock of the lane (requirements/*.lock). The CUDA lane has none yet: the engine's own version alone is sure there.
+# The lock of the lane (requirements/*.lock). The CUDA lane has none: of its libraries the engine's own metadata says
+# which versions it asks for, and `libraries` compares that.
 LIBRARIES = ("vllm", "torch", "transformers", "triton")
 VERSIONS: dict[str, dict[str, str]] = {
     "cpu": {"vllm": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "triton": "none"},
@@ -236,6 +237,7 @@ _VERSION_WHY = "everything else was read from, and tested with, exactly these li
 
 CHECKS: tuple[Check, ...] = (
     *(Check(f"version_{library}", ALL, _version(library), _VERSION_WHY) for library in LIBRARIES),
+    Check("libraries", ALL, lambda plan: [], "the engine was built for, and asks for, other versions than these"),
     Check("dtype", ALL, _stated("dtype"), "activations of another type give other answers"),
     Check("max_model_len", ALL, _stated("max_model_len"), "the engine shrinks it to what fits, and long prompts fail"),
     Check("max_num_seqs", ALL, _stated("max_num_seqs"), "it is the number of decode slots that clients were promised"),

