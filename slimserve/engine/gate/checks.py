@@ -237,7 +237,7 @@ _VERSION_WHY = "everything else was read from, and tested with, exactly these li
 
 CHECKS: tuple[Check, ...] = (
     *(Check(f"version_{library}", ALL, _version(library), _VERSION_WHY) for library in LIBRARIES),
-    Check("libraries", ALL, lambda plan: [], "the engine was built for, and asks for, other versions than these"),
+    Check("libraries", RANK, lambda plan: [], "the engine was built for, and asks for, other versions than these"),
     Check("dtype", ALL, _stated("dtype"), "activations of another type give other answers"),
     Check("max_model_len", ALL, _stated("max_model_len"), "the engine shrinks it to what fits, and long prompts fail"),
     Check("max_num_seqs", ALL, _stated("max_num_seqs"), "it is the number of decode slots that clients were promised"),
