@@ -84,7 +84,7 @@ def rank(wrapper: Any) -> Observed:
             "model_runner": lambda: _runner(runner),
             "kv_connector": _worker_connector,
             "gdn_prefill_backend": lambda: _gdn_prefill(config),
-            # Of one process: all of them import the same installation, and reading its metadata takes a tenth of a second.
+            # Of one process: all import the same installation, and to read its metadata takes a tenth of a second.
             "libraries": _unmet,
             "accepted_libraries": lambda: sorted(_accepted()),
             "seats": _seats,
