@@ -63,7 +63,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "two-sparse": {
         "num_hidden_layers": 6,
         "layer_types": ["linear_attention", "linear_attention", "indexed_attention"] * 2,
-        "ple_layer_ids": [3],
+        "ple_layer_ids": [4],
         "indexer_n_heads": 4,
         "linear_num_value_heads": 6,
     },
