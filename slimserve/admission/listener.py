@@ -134,7 +134,7 @@ class Listener:
         idle_since = next(iter(self._idle.values()), math.inf)
         if idle_since == self._lobby.silent_since == math.inf:
             return False
-        if idle_since < self._lobby.silent_since:
+        if idle_since <= self._lobby.silent_since:  # the engine's loop counts whole milliseconds
             longest, _ = self._idle.popitem(last=False)
             longest.cut_off()
         else:

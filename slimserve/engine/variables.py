@@ -43,7 +43,6 @@ OWNED = frozenset(
         WORDS_VARIABLE,
         SCRATCH_VARIABLE,
         SEATS_VARIABLE,
-        ACCEPT_VARIABLE,
         "VLLM_RPC_BASE_PATH",  # else that folder
         "VLLM_PLUGINS",
         *(name for name, _, _ in FIXED_ENVIRONMENT),
