@@ -80,7 +80,7 @@ def slot_mappings(
         NotImplementedError: context parallelism.
     """
     if self.cp_size != 1:
-        raise NotImplementedError("the reference computes no idx_mapping under context parallelism")
+        raise NotImplementedError("the reference computes no slots under context parallelism")
     mappings = self.slot_mappings if out is None else out
     bounds = query_start_loc[: len(idx_mapping) + 1].long()
     total = int(bounds[-1])

@@ -170,6 +170,26 @@ def test_who_was_idle_for_longer_makes_room_before_anyone_in_the_lobby() -> None
     within(case)
 
 
+def test_of_two_that_are_silent_for_as_long_the_idle_one_makes_room() -> None:
+    """The engine's loop counts whole milliseconds: both may well have come in one."""
+
+    async def case(house: House) -> None:
+        held = await full(house)
+        first = await known(house)
+        waiting = come(house, generate())
+        assert status_of(await answer_to(waiting, b"}}")) == 429
+        while not house.listener._idle:
+            await asyncio.sleep(0)
+        (idle,) = house.listener._idle
+        house.listener._idle[idle] = house.listener._lobby.silent_since
+        assert house.listener._make_room()
+        assert await asyncio.get_running_loop().sock_recv(first, 10) == b""
+        assert len(house.listener._lobby) == 1
+        await house.leave([*held, first, waiting])
+
+    within(case)
+
+
 @pytest.mark.parametrize("room", [0, 10])
 def test_who_does_not_take_a_refusal_is_sent_out_of_the_lobby(room: int) -> None:
     """Whole or not at all: what does not fit into the socket is not kept for a client that reads nothing."""
