@@ -91,7 +91,7 @@ class WeightsFacts:
     """Which weights were served."""
 
     origin: Text
-    """repository and revision, or package and version"""
+    """repository and revision, package and version, or what comes with slimserve"""
     manifest: Id | None
     manifest_sha256: Sha256 | None
     """of the list of files with their hashes"""

@@ -14,6 +14,8 @@ Trait = Literal["hybrid", "moe", "thinking", "tools", "speculation", "exact_kv"]
 SomeBytes = Annotated[int, Between(1, 1 << 60)]
 Heads = Annotated[int, Between(1, 4096)]
 Sha256 = Annotated[str, Matching(r"[0-9a-f]{64}", "64 hex digits")]
+BUNDLED_BYTES = 20_000_000
+"""the most that a checkpoint may have that every copy of the program carries"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,8 @@ class Checkpoint:
 
     huggingface: HuggingFace | None = None
     package: IndexPackage | None = None
+    bundled: Id | None = None
+    """the folder below profiles/weights of a small one that comes with slimserve"""
     generated: Line | None = None
     """the command that writes it into the folder behind it: a configuration, without weights"""
     licence: Line
@@ -84,12 +88,17 @@ class Checkpoint:
     quantisation: Quantisation | None = None
 
     def __post_init__(self) -> None:
-        if sum(source is not None for source in (self.huggingface, self.package, self.generated)) != 1:
-            raise ValueError("exactly one source is needed: huggingface, package or generated")
+        sources = (self.huggingface, self.package, self.bundled, self.generated)
+        if sum(source is not None for source in sources) != 1:
+            raise ValueError("exactly one source is needed: huggingface, package, bundled or generated")
         if (self.manifest is None) == (self.unlisted is None):
             raise ValueError("a manifest is needed, or the reason why there is none, as `unlisted`")
         if self.manifest is not None and self.huggingface is not None and self.huggingface.revision is None:
             raise ValueError("huggingface.revision is missing, at which the files of the manifest lie")
+        if self.bundled is not None and self.manifest is None:
+            raise ValueError("a manifest is needed: the files of a bundled checkpoint are there to be listed")
+        if self.bundled is not None and self.bytes > BUNDLED_BYTES:
+            raise ValueError(f"bytes is above {BUNDLED_BYTES}: every copy of slimserve carries a bundled checkpoint")
         if self.generated is None and self.host_bytes > self.bytes:
             raise ValueError("host_bytes, a part of bytes, exceeds it")
 
@@ -105,6 +114,8 @@ class Checkpoint:
             return f"{self.huggingface.repo} at {self.huggingface.revision or 'a revision that is not known'}"
         if self.package is not None:
             return f"{self.package.package} {self.package.version}"
+        if self.bundled is not None:
+            return f"{self.bundled}, which comes with slimserve"
         return f"{self.generated} FOLDER"
 
 

@@ -102,12 +102,14 @@ class Verdict:
 
     Args:
         fetchable: whether its weights can be fetched from somewhere.
+        bundled: whether they come with slimserve.
     """
 
     profile: Profile
     refusals: tuple[Finding, ...]
     weights_ready: bool
     fetchable: bool = True
+    bundled: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as a JSON object."""
@@ -123,6 +125,7 @@ class Verdict:
             "runs": not self.refusals,
             "weights_ready": self.weights_ready,
             "fetchable": self.fetchable,
+            "bundled": self.bundled,
             "refusals": [finding.to_json() for finding in self.refusals],
         }
 

@@ -128,7 +128,7 @@ POLICIES: tuple[Policy, ...] = (
     ),
     Policy(
         "pinned-revision",
-        "Weights come from a 40-hex revision or an exact version, and bring no code.",
+        "Weights come from a 40-hex revision, an exact version or slimserve itself, and bring no code.",
         "A branch moves, and with it the weights behind a name.",
         exception="A checkpoint that is marked unlisted may have no revision: it is planned with and never fetched.",
     ),

@@ -77,13 +77,15 @@ def metered() -> Iterator[Tick]:
 
 
 def fetch_weights(session: Session, subject: Subject, folder: Path, tick: Tick) -> None:
-    """Download and verify what is not there or damaged.
+    """Download or copy, and verify, what is not there or damaged.
 
     Raises:
         Refused, Failed: it could not be had.
     """
     checkpoint = subject.model.checkpoints[subject.profile.quant]
-    weights.fetch(checkpoint, folder, session.manifest(subject), tick, session.environment)
+    weights.fetch(
+        checkpoint, folder, session.manifest(subject), tick, session.environment, profiles=session.registry.folder
+    )
 
 
 def check_weights(session: Session, subject: Subject, folder: Path, tick: Tick) -> None:

@@ -20,6 +20,8 @@ from slimserve.registry import Registry, Source, Sources
 from slimserve.shapes import Loc, Problem, dotted, nearest, plain
 from slimserve.subject import Subject
 from slimserve.validate import validate
+from slimserve.weights import bundled
+from slimserve.weights.manifest_file import read_manifest
 from slimserve.yaml_source import Document, read_document
 
 M = TypeVar("M", Profile, Model, Platform)
@@ -135,14 +137,27 @@ def _check_manifests(model: Model, folder: Path) -> Iterator[Problem]:
     found: list[tuple[Loc, Checkpoint]] = [(("checkpoints", name), one) for name, one in model.checkpoints.items()]
     found += [(("drafters", name, "checkpoint"), drafter.checkpoint) for name, drafter in model.drafters.items()]
     for loc, checkpoint in found:
-        listed = checkpoint.manifest is not None
-        if listed and not (folder / "weights" / f"{checkpoint.manifest}.manifest").is_file():
+        path = folder / "weights" / f"{checkpoint.manifest}.manifest"
+        if checkpoint.bundled is not None and path.is_file():
+            yield from _check_bundle(loc, checkpoint.bundled, path, folder)
+        if checkpoint.manifest is not None and not path.is_file():
             yield Problem(
                 (*loc, "manifest"),
                 f"{dotted(loc)}.manifest = {checkpoint.manifest} does not exist",
                 "without it nobody can tell whether weights are whole",
                 "restore the file under profiles/weights",
             )
+
+
+def _check_bundle(loc: Loc, name: str, manifest: Path, folder: Path) -> Iterator[Problem]:
+    """The files of a checkpoint that comes with slimserve: they are part of the registry like all others."""
+    try:
+        findings = bundled.faults(bundled.place(folder, name), read_manifest(manifest))
+    except RegistryError as error:
+        findings = list(error.findings)
+    for found in findings:
+        what = f"{found.where}: {found.what}" if found.where else found.what
+        yield Problem((*loc, "bundled"), f"{dotted(loc)}.bundled = {name}: {what}", found.why, found.do)
 
 
 def _check_references(

@@ -158,8 +158,9 @@ class Session:
             subject = self.registry.subject(profile)
             try:
                 plan = make_plan(subject, self.machine, self.weights(subject), unadvised)
-                fetchable = subject.model.checkpoints[profile.quant].is_fetchable
-                result.append(Verdict(profile, (), plan.weights.ready, fetchable))
+                checkpoint = subject.model.checkpoints[profile.quant]
+                there = plan.weights.ready
+                result.append(Verdict(profile, (), there, checkpoint.is_fetchable, checkpoint.bundled is not None))
             except Refused as refused:
                 result.append(Verdict(profile, refused.findings, weights_ready=False))
         return result

@@ -38,12 +38,19 @@ def list_text(verdicts: Sequence[Verdict], source: str) -> str:
             for line in _wrapped(finding.what, WIDTH - width)
         ]
         if not verdict.refusals and not verdict.weights_ready:
-            fetched = "weights are fetched at the first start, or with --fetch"
-            other = "weights cannot be fetched, so that it can be planned alone: --fetch says why"
-            lines.append(f"{'':<{width}}           {fetched if verdict.fetchable else other}")
+            lines.append(f"{'':<{width}}           {_missing(verdict)}")
     running = sum(not verdict.refusals for verdict in ordered)
     lines.append(f"{running} of {len(ordered)} profiles run on {source}")
     return "\n".join(lines)
+
+
+def _missing(verdict: Verdict) -> str:
+    """How weights that are not in the cache get there."""
+    if not verdict.fetchable:
+        return "weights cannot be fetched, so that it can be planned alone: --fetch says why"
+    if verdict.bundled:
+        return "weights come with slimserve; they are copied at the first start, or with --fetch"
+    return "weights are fetched at the first start, or with --fetch"
 
 
 def plan_text(
@@ -161,8 +168,10 @@ def _launch_lines(command: Command, nodes: Mapping[int, Command] | None) -> Iter
 
 
 def _weights(plan: Plan) -> str:
-    fetchable = plan.subject.model.checkpoints[plan.subject.profile.quant].is_fetchable
-    disk = f"fetching them takes up to {gib(plan.weights.needed_bytes)} of disk"
+    checkpoint = plan.subject.model.checkpoints[plan.subject.profile.quant]
+    fetchable = checkpoint.is_fetchable
+    way = "they come with slimserve, and copying" if checkpoint.bundled is not None else "fetching"
+    disk = f"{way} them takes up to {gib(plan.weights.needed_bytes)} of disk"
     if not plan.weights.here:  # a folder and a disk of this machine, and the plan is for another
         return disk if fetchable else "they cannot be fetched: --fetch says why"
     if plan.weights.ready:

@@ -61,6 +61,7 @@ def fetch(
     manifest: Manifest,
     progress: Tick,
     environ: Mapping[str, str] = os.environ,
+    profiles: Path | None = None,
 ) -> None:
     """Make `target` complete and verified; see `transfer.fetch`.
 
@@ -77,7 +78,7 @@ def fetch(
         what = f"{target} is not there, or not as it has to be"
         why = "it is written on this machine and comes from nowhere: a configuration without weights"
         raise Refused(Finding(what, why, f"{checkpoint.generated} {target}"))
-    transfer.fetch(checkpoint, target, manifest, progress, environ)
+    transfer.fetch(checkpoint, target, manifest, progress, environ, profiles=profiles)
 
 
 def check(target: Path, manifest: Manifest, *, weightless: bool = False) -> list[Finding]:

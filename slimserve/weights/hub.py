@@ -38,20 +38,20 @@ class _Counted:
 
 def download(
     source: HuggingFace,
+    environ: Mapping[str, str],
     file: ManifestFile,
     part: Path,
     report: Callable[[int], None],
-    environ: Mapping[str, str],
     patient: bool,
 ) -> None:
     """Bring `file` to `part`, whose bytes so far are kept and continued.
 
     Args:
         source: repository and commit.
+        environ: HF_ENDPOINT, when set, names the Hub or a mirror of it.
         file: name, size and hash.
         part: where the bytes go.
         report: called with the bytes that `part` has.
-        environ: HF_ENDPOINT, when set, names the Hub or a mirror of it.
         patient: ask again for a while when nobody answers: right in the middle of a download, wrong at its start.
 
     Raises:

@@ -24,7 +24,7 @@ _BITS = {
     "U64": 64, "I64": 64, "F64": 64, "C64": 64,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
-_FETCH = "fetch the weights again with --fetch; only the damaged file is downloaded"
+_FETCH = "fetch the weights again with --fetch; what is whole is kept"
 
 
 @dataclass(frozen=True, slots=True)

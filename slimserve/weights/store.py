@@ -1,8 +1,9 @@
 """Where weights lie, and what is known about them by looking at names, sizes and the stamp alone.
 
-    <cache>/weights/<model>/<quant>-<revision or version>/           complete
-    <cache>/weights/<model>/<quant>-<revision or version>.partial/   being fetched; renamed when all of it is verified
+    <cache>/weights/<model>/<quant>-<version>/           complete
+    <cache>/weights/<model>/<quant>-<version>.partial/   being fetched; renamed when all of it is verified
 
+The version is a repository's revision, a package's version, or the name by which a checkpoint comes with slimserve.
 The stamp `.verified.json` remembers which files had the right hash, keyed by size, modification time and inode: 87 GB
 are hashed once, not at each start, and a file that was touched since is hashed again.
 """
@@ -55,12 +56,14 @@ def folder(cache: Path, model_id: str, quant: str, checkpoint: Checkpoint) -> Pa
         cache: the cache folder.
         model_id: id of the model.
         quant: id of the checkpoint within the model.
-        checkpoint: it, for its revision or version: another one lies beside it, not over it.
+        checkpoint: it, for its version: another one lies beside it, not over it.
     """
     if checkpoint.huggingface is not None:
         version = (checkpoint.huggingface.revision or "unpinned")[:12]
+    elif checkpoint.package is not None:
+        version = checkpoint.package.version
     else:
-        version = checkpoint.package.version if checkpoint.package is not None else "generated"
+        version = checkpoint.bundled or "generated"
     return cache / "weights" / model_id / f"{quant}-{version}"
 
 

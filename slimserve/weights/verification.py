@@ -19,7 +19,7 @@ from slimserve.weights.meter import Tick
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _CHUNK = 8 << 20
-_FETCH = "fetch the weights again with --fetch; only the damaged file is downloaded"
+_FETCH = "fetch the weights again with --fetch; what is whole is kept"
 # The largest that is known is 34 MB.
 _MAX_JSON_BYTES = 1 << 30
 

@@ -132,6 +132,6 @@ def test_a_wheel_carries_the_packages_and_the_registry(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("slimserve-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     packages = {f"{package}/__init__.py" for package in ("slimserve", "quixicore", "kv_tier", "harness")}
-    profiles = {f"slimserve/{path.relative_to(ROOT)}" for path in (ROOT / "profiles").glob("**/*.yaml")}
+    profiles = {f"slimserve/{path.relative_to(ROOT)}" for path in (ROOT / "profiles").rglob("*") if path.is_file()}
     assert packages | profiles <= names
     assert not [name for name in names if name.startswith(("tests/", "tools/", "profiles/"))]

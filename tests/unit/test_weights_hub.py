@@ -152,7 +152,7 @@ def test_wrong_bytes_are_removed_and_named(case: Case) -> None:
     text = case.refused()
     assert f"{BIG} has sha256" in text
     assert f"the manifest says {case.manifest[0].hex}" in text
-    assert "it was removed" in text
+    assert "what arrived was removed" in text
     assert not store.part(case.target, case.manifest[0]).exists()
     assert not case.target.exists()
     case.hub.switches.wrong_bytes = False
