@@ -171,6 +171,7 @@ class Attempt:
         if launch.processes:
             digest = self._gate.close()
             self._report(f"gate: {len(launch.processes)} processes are as planned, configuration {digest[:12]}")
+            self._report(f"gate: {self._gate.tensors()} tensors of weights hold finite numbers alone")
         if others is not None:
             self._await(others)
         self._board.move(State.WARMING, "the first token is computed", deadline_seconds=launch.warmup_seconds)

@@ -35,6 +35,16 @@ def home(tmp_path: Path, engine_cache: Path) -> Path:
     return tmp_path
 
 
+def linked(plan: Plan, home: Path) -> Path:
+    """A folder with the weights of `plan`, in which a file can be another."""
+    folder = home / "model"
+    folder.mkdir()
+    for file in plan.weights.folder.iterdir():
+        if file.is_file():
+            (folder / file.name).symlink_to(file)
+    return folder
+
+
 def settings_of(refusals: list[str]) -> set[str]:
     return {what.split(":", 1)[0] for what in refusals}
 
@@ -98,13 +108,26 @@ def test_what_makes_a_hybrid_fall_back_is_a_line_each(hybrid: Plan, home: Path) 
     }
 
 
+def test_one_weight_of_all_that_is_no_number_is_named(dense: Plan, home: Path) -> None:
+    """In a tensor that the engine packs for its kernels while it loads, so that nobody could see it later."""
+    tensor = "model.layers.17.mlp.down_proj.weight"
+    folder = linked(dense, home)
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    first, last = json.loads(data[8:begin])[tensor]["data_offsets"]
+    middle = begin + (first + last) // 4 * 2
+    data[middle : middle + 2] = b"\xc0\x7f"  # NaN in bfloat16
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes(data)
+    (refused,) = endpoint(replace(dense, weights=replace(dense.weights, folder=folder)), home).refusals()
+    (folder / "model.safetensors").unlink()  # 269 MB
+    found = f'["{tensor}: 1 of {(last - first) // 2} values"]'
+    assert refused == f"not_finite_weights: planned [], resolved {found} in rank-0-0"
+
+
 def test_what_the_api_server_makes_of_a_model_is_a_line_each(dense: Plan, home: Path) -> None:
     """A generation config that takes the sampling over; a tool parser and template arguments of somebody's."""
-    folder = home / "model"
-    folder.mkdir()
-    for file in dense.weights.folder.iterdir():
-        if file.is_file():
-            (folder / file.name).symlink_to(file)
+    folder = linked(dense, home)
     (folder / "generation_config.json").unlink(missing_ok=True)
     (folder / "generation_config.json").write_text(json.dumps({"top_k": 5}))
     other = replace(dense, weights=replace(dense.weights, folder=folder))

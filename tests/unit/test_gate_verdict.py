@@ -78,7 +78,10 @@ def test_a_difference_says_planned_resolved_and_why() -> None:
     (finding,) = verdict.compare("core-0", hybrid(), {**REAL["core-0"], "max_model_len": 2048})
     assert finding.what == "max_model_len: planned 4096, resolved 2048 in core-0"
     assert finding.why == "the engine shrinks it to what fits, and long prompts fail"
-    assert finding.do
+    assert "state in the profile what it resolves to" in finding.do
+    (finding,) = verdict.compare("rank-0-0", hybrid(), {**REAL["rank-0-0"], "not_finite_weights": ["a: 1 of 2 values"]})
+    assert finding.what == 'not_finite_weights: planned [], resolved ["a: 1 of 2 values"] in rank-0-0'
+    assert "use another" in finding.do
 
 
 # The silent changes of the engine, as they show on its objects. Those of the hybrid are a real configuration with that
@@ -106,6 +109,7 @@ ON_THE_HYBRID: list[tuple[str, str, dict[str, Any]]] = [
     ("a layer outside of the door", "api", {"door": "starlette.middleware.cors.CORSMiddleware"}),
     ("thinking switched off for all", "api", {"default_chat_template_kwargs": {"enable_thinking": False}}),
     ("a kernel of somebody's", "rank-0-0", {"kernels": ["RMSNorm"]}),
+    ("a weight that is no number", "rank-0-0", {"not_finite_weights": ["model.norm.weight: 1 of 64 values"]}),
     ("a library replaced", "rank-0-0", {"version_transformers": "5.18.0"}),
 ]
 # The rest has no engine on a CPU: Flash-Next on two cards, as its plan says that it must become.
@@ -169,7 +173,7 @@ NOT_OF_THE_SLICE = {
     "language_model_only",
 }
 # Compared since that start.
-NEWER = {"libraries", "seats"}
+NEWER = {"libraries", "seats", "not_finite_weights"}
 OF_A_DRAFTER = {"drops_last_block", "num_speculative_tokens", "index_share_for_mtp_iteration", "speculation_by_load"}
 ON_THE_H200 = [
     (bool(fields.keys() & OF_A_DRAFTER), process.replace("-1", "-0"), fields)

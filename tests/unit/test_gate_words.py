@@ -125,8 +125,9 @@ def test_an_engine_that_passed_says_so(fake: Fake) -> None:
 import os, sys
 from pathlib import Path
 from slimserve.engine.gate import words
+folder, tag = Path(os.environ[{WORDS_VARIABLE!r}]), os.environ["SLIMSERVE_ENGINE_TAG"]
 for process in {PROCESSES!r}:
-    words.write(Path(os.environ[{WORDS_VARIABLE!r}]), process, os.environ["SLIMSERVE_ENGINE_TAG"], [], {{}}, None)
+    words.write(folder, process, tag, [], {{"weight_tensors": 7}}, None)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
     said: list[str] = []
@@ -135,6 +136,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     with Supervisor(launch, said.append):
         digest = json.loads((launch.run_folder / RESOLVED_NAME).read_text())["sha256"]
     assert f"gate: 2 processes are as planned, configuration {digest[:12]}" in said
+    assert "gate: 14 tensors of weights hold finite numbers alone" in said
 
 
 def run_in_a_process(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
@@ -176,6 +178,28 @@ def test_a_process_that_cannot_give_its_word_ends_too(told: Words) -> None:
     done = run_in_a_process(told.folder, 'plugin.hang(Seat("core", "fake", "Core.renamed", first=False))')
     assert done.returncode == GATE_STATUS
     assert "the word of core cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(("wrong", "status"), [([], 0), (["a.weight: 1 of 2 values"], GATE_STATUS)])
+def test_a_part_is_compared_alone_and_gives_no_word_of_its_own(told: Words, wrong: list[str], status: int) -> None:
+    code = f"""
+import os
+from slimserve.engine.gate import observed
+observed.weights = lambda model: None
+observed.loaded = lambda worker: ("rank-0-0", {{"not_finite_weights": {wrong!r}, "weight_tensors": 7}}, None)
+os.environ[{GATE_VARIABLE!r}] = '{{"dtype": "bfloat16", "not_finite_weights": []}}'
+for part in ("weights", "loaded"):
+    fake.Core.method.__dict__.pop("passes_gate", None)
+    plugin.hang(Seat("rank", "fake", "Core.method", first=part == "weights", part=part))
+print(Core().method())
+"""
+    done = run_in_a_process(told.folder, code)
+    assert done.returncode == status
+    assert done.stdout == ("" if wrong else "done\n")
+    assert [path.name for path in told.folder.iterdir()] == (["rank-0-0.json"] if wrong else [])
+    assert [finding.what for finding in told.differences()] == [
+        f"not_finite_weights: planned [], resolved {json.dumps(wrong)} in rank-0-0" for _ in wrong
+    ]
 
 
 def test_a_module_that_is_imported_later_is_hung_then(told: Words, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from slimserve.records import dataclass
 from slimserve.shapes import plain
 
 DOOR = "slimserve.admission.middleware.Admission"
+DO = "see the engine's log for what made it change; state in the profile what it resolves to, or remove the cause"
 
 Role = Literal["api", "core", "rank"]
 ALL: tuple[Role, ...] = ("api", "core", "rank")
@@ -54,6 +55,7 @@ class Check:
             one of several names of the same thing.
         why: what a difference does.
         measured: it follows from the memory of the moment: no part of the configuration's hash.
+        do: what to do about a difference.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Check:
     planned: Callable[[Plan], Any]
     why: str
     measured: bool = False
+    do: str = DO
 
 
 def _engine(plan: Plan) -> Engine:
@@ -372,6 +375,15 @@ CHECKS: tuple[Check, ...] = (
         "pages that were padded otherwise than planned make every block dearer",
         measured=True,
     ),
+    Check(
+        "not_finite_weights",
+        RANK,
+        lambda plan: [],
+        "one value that is NaN or infinite makes noise of every answer that it reaches",
+        do="when --fetch finds the files right, the checkpoint was made so: use another; or the device's memory fails",
+    ),
+    # Recorded: without those that hold integers.
+    Check("weight_tensors", RANK, lambda plan: None, "those that were looked at for values that are not finite"),
     # Recorded: some kernels keep their weights in a form of their own, padded or repacked.
     Check("weight_bytes", RANK, lambda plan: None, "what weights take, the cache does not get", measured=True),
     # Recorded: what a platform's reserve is to be made of.

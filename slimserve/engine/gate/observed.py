@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import Any
 
 from quixicore import dispatch, engine
+from slimserve.engine.gate import finite
 from slimserve.engine.variables import ACCEPT_VARIABLE, SEATS_VARIABLE
 
 Readings = dict[str, Callable[[], Any]]
@@ -65,15 +66,25 @@ def core(engine: Any) -> Observed:
     return f"core-{config.parallel_config.data_parallel_index}", values, plain(config)
 
 
+def weights(model: Any) -> None:
+    """A model that has just been read and is about to be packed: looked at now, and told of by the rank later."""
+    finite.see(model)
+
+
+def loaded(worker: Any) -> Observed:
+    """A worker that has just loaded its models: nothing was computed with them yet."""
+    return _rank_name(worker), read(_weights(worker.model_runner)), None
+
+
 def rank(wrapper: Any) -> Observed:
     """A worker, whose caches have just been laid out."""
     worker, config = wrapper.worker, wrapper.vllm_config
-    runner, parallel = worker.model_runner, config.parallel_config
-    laid = runner.kv_cache_config
+    runner, laid = worker.model_runner, worker.model_runner.kv_cache_config
     values = read(
         {
             **_config(config),
             **_cache(laid),
+            **_weights(runner),
             "block_bytes": lambda: _allocated_bytes(runner) // laid.num_blocks,
             "weight_bytes": lambda: _weight_bytes(runner),
             "memory": lambda: _memory(worker, runner),
@@ -91,7 +102,12 @@ def rank(wrapper: Any) -> Observed:
             "kernels": _kernels,
         }
     )
-    return f"rank-{parallel.data_parallel_index}-{wrapper.global_rank % parallel.world_size}", values, None
+    return _rank_name(worker), values, None
+
+
+def _rank_name(worker: Any) -> str:
+    parallel = worker.vllm_config.parallel_config
+    return f"rank-{parallel.data_parallel_index}-{worker.rank % parallel.world_size}"
 
 
 def read(readings: Readings) -> dict[str, Any]:
@@ -264,10 +280,24 @@ def _allocated_bytes(runner: Any) -> int:
     return _storage_bytes(tensors)
 
 
+def _models(runner: Any) -> list[Any]:
+    """The model, and the drafter's where there is one; each of the two runners has a name of its own for that."""
+    drafters = [getattr(runner, name, None) for name in ("speculator", "drafter")]
+    models = [runner.model, *(getattr(drafter, "model", None) for drafter in drafters)]
+    return [model for model in models if model is not None]
+
+
+def _weights(runner: Any) -> Readings:
+    """Whether the weights of all models are numbers."""
+    return {
+        "not_finite_weights": lambda: finite.wrong(_models(runner)),
+        "weight_tensors": lambda: finite.tensors(_models(runner)),
+    }
+
+
 def _weight_bytes(runner: Any) -> int:
     """Bytes of the weights on the rank's own device, the drafter's among them, each counted once."""
-    models = [runner.model, getattr(getattr(runner, "speculator", None), "model", None)]
-    weights = [weight for model in models if model is not None for weight in model.parameters()]
+    weights = [weight for model in _models(runner) for weight in model.parameters()]
     return _storage_bytes([weight for weight in weights if weight.device.type == runner.device.type])
 
 

@@ -5,7 +5,8 @@ process makes when its configuration is resolved and its caches lie:
 
 - the API server: before it serves its app, for which the engine core has to be ready;
 - an engine core: after its scheduler is made;
-- a worker: after its caches are laid out, before anything is compiled or captured.
+- a worker: after its caches are laid out, before anything is compiled or captured. Weights are looked at before that:
+  as soon as a model is read, and judged when all are loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 from quixicore import dispatch, engine
 from slimserve.engine import import_hook, procfs
 from slimserve.engine.gate import verdict, words
-from slimserve.engine.gate.checks import Role
+from slimserve.engine.gate.checks import DO, Role
 from slimserve.engine.variables import GATE_VARIABLE, SEATS_VARIABLE, WORDS_VARIABLE
 from slimserve.errors import Finding
 
@@ -39,17 +40,27 @@ class Seat:
         module: of the engine.
         path: name of the function there, or of a class and its method.
         first: look before the call rather than after it.
+        part: what of the process is looked at there (a function of `observed`); empty: all, and its word is written.
     """
 
     role: Role
     module: str
     path: str
     first: bool
+    part: str = ""
 
 
 SEATS = (
     Seat("api", "vllm.entrypoints.launchers.api_server.entry", "serve_http", first=True),
     Seat("core", "vllm.v1.engine.core", "EngineCore._initialize_effective_attention_block_size", first=False),
+    Seat(
+        "rank",
+        "vllm.model_executor.model_loader.base_loader",
+        "process_weights_after_loading",
+        first=True,
+        part="weights",
+    ),
+    Seat("rank", "vllm.v1.worker.gpu_worker", "Worker.load_model", first=False, part="loaded"),
     Seat("rank", "vllm.v1.worker.worker_base", "WorkerWrapperBase.initialize_from_config", first=False),
 )
 
@@ -85,36 +96,42 @@ def _watched(seat: Seat, real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def call(subject: Any, *args: Any, **named: Any) -> Any:
         if seat.first:
-            look(seat.role, subject)
+            look(seat, subject)
         result = real(subject, *args, **named)
         if not seat.first:
-            look(seat.role, subject)
+            look(seat, subject)
         return result
 
     call.passes_gate = True  # type: ignore[attr-defined]
     return call
 
 
-def look(role: Role, subject: Any) -> None:
+def look(seat: Seat, subject: Any) -> None:
     """Compare this process with the plan and write its word; end the process when they differ.
 
     Args:
-        role: the kind of process.
-        subject: the object whose call it was: the app, the engine core, the worker's wrapper.
+        seat: whose call it was.
+        subject: the object whose call it was: the app, the engine core, the worker's wrapper, or a part of that.
     """
     from slimserve.engine.gate import observed
 
     planned = json.loads(os.environ[GATE_VARIABLE])
     try:
-        process, values, config = getattr(observed, role)(subject)
+        seen = getattr(observed, seat.part or seat.role)(subject)
+        if seen is None:
+            return
+        process, values, config = seen
+        if seat.part:
+            planned = {name: value for name, value in planned.items() if name in values}
         findings = verdict.compare(process, planned, values)
         values = json.loads(words.canonical(values))
     except Exception as error:  # what cannot be looked at has not passed
-        what = f"the engine's {role} process cannot be looked at: {type(error).__name__}: {error}"
-        refuse(role, [Finding(what, "its objects are not those of the engine that is pinned", verdict.DO)])
+        what = f"the engine's {seat.role} process cannot be looked at: {type(error).__name__}: {error}"
+        refuse(seat.role, [Finding(what, "its objects are not those of the engine that is pinned", DO)])
     if findings:
         refuse(process, findings, values, config)
-    _write(process, [], values, config)
+    if not seat.part:
+        _write(process, [], values, config)
 
 
 def refuse(

@@ -10,7 +10,6 @@ from slimserve.engine.gate.checks import CHECKS
 from slimserve.engine.gate.expected import role_of
 from slimserve.errors import Finding
 
-DO = "see the engine's log for what made it change; state in the profile what it resolves to, or remove the cause"
 _MISSING = object()
 
 
@@ -31,10 +30,11 @@ def _differences(process: str, planned: Mapping[str, Any], observed: Mapping[str
         if role not in check.roles or check.name not in planned:
             continue
         want, got = planned[check.name], observed.get(check.name, _MISSING)
+        what = f"{check.name}: planned {shown(want)}"
         if got is _MISSING:
-            yield Finding(f"{check.name}: planned {shown(want)}, and {process} does not show it", check.why, DO)
+            yield Finding(f"{what}, and {process} does not show it", check.why, check.do)
         elif not agrees(want, got):
-            yield Finding(f"{check.name}: planned {shown(want)}, resolved {shown(got)} in {process}", check.why, DO)
+            yield Finding(f"{what}, resolved {shown(got)} in {process}", check.why, check.do)
     for name in planned.keys() - {check.name for check in CHECKS}:
         why = "the plan and the engine's process were made by two versions of slimserve"
         yield Finding(f"{name}: planned, and {process} does not know it", why, "install one version, and start anew")

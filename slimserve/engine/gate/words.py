@@ -121,6 +121,10 @@ class Words:
         given = {word["process"] for word in self._given()}
         return [process for process in self._processes if process not in given]
 
+    def tensors(self) -> int:
+        """How many tensors of weights the ranks looked at and found finite."""
+        return sum(word["observed"].get("weight_tensors", 0) for word in self._given())
+
     def resolve(self) -> str:
         """Write the resolved configuration of all processes beside the words; returns its SHA-256, in hex.
 
