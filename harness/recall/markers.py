@@ -7,8 +7,10 @@ import re
 from dataclasses import dataclass
 
 DIGITS = 7
-MARKER_SPACE = 9 * 10 ** (DIGITS - 1)
-"""How many markers there are: one guessed is right once in nine million times."""
+HELD_OUT = 7
+"""Markers are multiples of this. What trains a model of ours draws from the others: no marker of a battery was seen."""
+MARKER_SPACE = 10**DIGITS // HELD_OUT - 10 ** (DIGITS - 1) // HELD_OUT
+"""How many markers there are: one guessed is right once in 1.3 million times."""
 
 # Plain nouns that every tokenizer knows, none of which is a part of another.
 LABELS = tuple(
@@ -42,19 +44,23 @@ class Draw:
 
     Args:
         seed: of the random numbers.
+        training: markers that no battery draws.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, training: bool = False) -> None:
         self.random = random.Random(seed)
+        self._training = training
         self._drawn: set[str] = set()
 
     def code(self) -> str:
         """A marker that was not drawn before."""
         while True:
-            code = str(self.random.randrange(10 ** (DIGITS - 1), 10**DIGITS))
-            if code not in self._drawn:
-                self._drawn.add(code)
-                return code
+            code = self.random.randrange(10 ** (DIGITS - 1), 10**DIGITS)
+            if not self._training:
+                code -= code % HELD_OUT
+            if (code % HELD_OUT == 0) != self._training and len(str(code)) == DIGITS and str(code) not in self._drawn:
+                self._drawn.add(str(code))
+                return str(code)
 
     def salt(self) -> str:
         """Sixteen letters, with which no other conversation begins."""
