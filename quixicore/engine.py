@@ -251,6 +251,9 @@ ngram
   models.qwen4_exp.common.ops.ple
     function ple_gate ngram:gate 6ce57a1c0c27b0e5
     function ple_conv ngram:convolve 0b158bbacb1f8525
+linear
+  model_executor.layers.utils
+    around cpu_unquantized_gemm linear:product f399bc57bd3ce882
 qsa
   models.qwen4_exp.nvidia.ops.qsa_prepare
     function qsa_prepare sparse:prepare e4225a8bc1716040

@@ -9,6 +9,7 @@ Source: vllm 0.32, models/qwen4_exp/nvidia/ops/{qsa_prepare,qsa_indexer,qsa}.py.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from quixicore.ops.qsa import reference
 
 _ROWS = 64
 """Queries whose keys are gathered together: memory is for so many times their selection, and no more."""
+_MANY = 16
+"""Queries of one request that are worth a product with all of its keys: they choose much the same ones."""
+_NEAR = 16
+"""Unless it has so many times as many tokens as a query chooses."""
 
 
 def prepare(
@@ -185,6 +190,24 @@ def expand(
     out[:, -1] = (tokens >= 0).sum(-1)
 
 
+def _parts(requests: Tensor) -> Iterator[slice]:
+    """Rows that are computed together: many of one request by themselves, the others as they come."""
+    begun = 0
+    _, counts = requests.unique_consecutive(return_counts=True)
+    ends = counts.cumsum(0).tolist()
+    for first, last in zip([0, *ends], ends, strict=False):
+        if last - first >= _MANY:
+            yield from _cut(begun, first)
+            yield from _cut(first, last)
+            begun = last
+    yield from _cut(begun, len(requests))
+
+
+def _cut(first: int, last: int) -> Iterator[slice]:
+    for start in range(first, last, _ROWS):
+        yield slice(start, min(start + _ROWS, last))
+
+
 def attend(
     q: Tensor,
     k_cache: Tensor,
@@ -216,10 +239,15 @@ def attend(
         raise NotImplementedError("the reference reads keys and values in bfloat16")
     result = torch.empty_like(q) if out is None else out
     page = k_cache.shape[1]
-    for first in range(0, len(q), _ROWS):
-        part = slice(first, min(first + _ROWS, len(q)))
+    for part in _parts(token_to_req):
         counts = logical_indices[part, -1]
         tokens = logical_indices[part, : max(int(counts.max()), 1)].long()
+        length = int(tokens.max()) + 1
+        if part.stop - part.start >= _MANY and 0 < length <= _NEAR * tokens.shape[1]:
+            pages = block_table[int(token_to_req[part.start]), : -(-length // page)].long()
+            keys, values = (cache[pages].flatten(0, 1)[:length] for cache in (k_cache, v_cache))
+            result[part] = reference.attend_among(q[part], keys, values, tokens, output_gate[part], "fused")
+            continue
         near = tokens.clamp_min(0)
         blocks = block_table[token_to_req[part].long()].gather(1, near // page).long()
         keys, values = k_cache[blocks, near % page], v_cache[blocks, near % page]

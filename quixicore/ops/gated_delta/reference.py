@@ -89,12 +89,36 @@ def step(
     Returns:
         [R, HV, V] of the type of `value`; and the states after it.
     """
-    queries, keys, values = _heads(query, key, value)
-    memory = states * decay.exp()[..., None, None]
-    predicted = torch.einsum("rhkv,rhk->rhv", memory, keys)
-    error = strength[..., None] * (values - predicted)
-    memory = memory + keys[..., None] * error[..., None, :]
-    return torch.einsum("rhkv,rhk->rhv", memory, queries).to(value.dtype), memory
+    said, after = steps(*(x[:, None] for x in (query, key, value, decay, strength)), states)
+    return said[:, 0], after[:, 0]
+
+
+def steps(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, strength: Tensor, states: Tensor
+) -> tuple[Tensor, Tensor]:
+    """N tokens of each of R sequences, and the state after each of them.
+
+    Args:
+        query, key: [R, N, HK, K], not normalised yet.
+        value: [R, N, HV, V].
+        decay, strength: [R, N, HV] fp32, of `gates`; a token with zeros leaves the state as it is.
+        states: [R, HV, K, V] fp32.
+
+    Returns:
+        [R, N, HV, V] of the type of `value`; and [R, N, HV, K, V] fp32.
+    """
+    queries, keys, values = (
+        x.unflatten(0, value.shape[:2]) for x in _heads(*(x.flatten(0, 1) for x in (query, key, value)))
+    )
+    queries, left, keys = queries[..., None, :], decay.exp()[..., None, None], keys[..., None]
+    weighted, said, after = strength[..., None, None] * keys, [], []
+    for place in range(value.shape[1]):
+        states = states * left[:, place]
+        error = values[:, place, :, None] - keys[:, place].mT @ states
+        states = states + weighted[:, place] * error
+        said.append((queries[:, place] @ states).squeeze(-2))
+        after.append(states)
+    return torch.stack(said, 1).to(value.dtype), torch.stack(after, 1)
 
 
 def chunked(

@@ -251,3 +251,30 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, held: Tensor, gate:
     if rounding == "hf":
         return output * torch.sigmoid(gate)
     return (output.float() * torch.sigmoid(gate.float())).to(kind)
+
+
+def attend_among(
+    queries: Tensor, keys: Tensor, values: Tensor, tokens: Tensor, gate: Tensor, rounding: Rounding
+) -> Tensor:
+    """The same as `attend`, by one product with all keys: for queries that share most of them.
+
+    Args:
+        queries, keys, values, gate, rounding: as for `attend`.
+        tokens: [T, W] int64, of `expand`; a query without any gives zeros.
+
+    Returns:
+        [T, HQ, D], of the type of `queries`.
+    """
+    kind, groups = queries.dtype, queries.shape[1] // keys.shape[1]
+    if rounding == "fused":
+        queries, keys, values = queries.float(), keys.float(), values.float()
+    by_head = queries.unflatten(1, (-1, groups)).permute(1, 2, 0, 3).flatten(1, 2)  # [HK, groups * T, D]
+    products = (by_head @ keys.permute(1, 2, 0)).unflatten(1, (groups, -1)) * queries.shape[-1] ** -0.5
+    held = torch.zeros(len(tokens), len(keys) + 1, dtype=torch.bool)
+    held.scatter_(1, torch.where(tokens >= 0, tokens, len(keys)), True)
+    shares = products.float().masked_fill(~held[:, :-1], -torch.inf).softmax(-1).nan_to_num(0)
+    output = (shares.to(values.dtype).flatten(1, 2) @ values.transpose(0, 1)).unflatten(1, (groups, -1))
+    output = output.permute(2, 0, 1, 3).flatten(1, 2).to(kind)
+    if rounding == "hf":
+        return output * torch.sigmoid(gate)
+    return (output.float() * torch.sigmoid(gate.float())).to(kind)
