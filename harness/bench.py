@@ -8,13 +8,13 @@ says so: who reads how fast it was is told.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 from harness import client, recall_part
+from harness.counters import Metrics, counted, reading, together
 from harness.progress import Progress
 from harness.prompts import Form, PromptSource
 from harness.receipt import Outcome, PromptFacts, ServerCounts, Setup, WorkloadFacts
@@ -23,22 +23,10 @@ from harness.sample import Conversation, Job, Sample
 from harness.steps import Step, Steps
 from harness.workload import Loaded
 from slimserve.errors import Failed, Finding, SlimserveError, raise_if_any
-from slimserve.operator.prometheus import Reading, parse
 
-# The same, as engines call it; what none of them has is not known. Counters and sums, which only grow.
-COUNTERS: dict[str, tuple[str, ...]] = {
-    "cache_queries": ("vllm:prefix_cache_queries_total",),
-    "cache_hits": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
-    "queue_seconds": ("vllm:request_queue_time_seconds_sum",),
-    "ttft_seconds": ("vllm:time_to_first_token_seconds_sum", "sglang:time_to_first_token_seconds_sum"),
-    "drafts": ("vllm:spec_decode_num_drafts_total",),
-    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total",),
-}
 # Of the prompts of a load that has none in common with anything, this share may be found in a cache all the same:
 # engines that match token by token find the few with which two texts begin alike.
 CHANCE_SHARE = 0.01
-# No counter grows by more in one load; the sum of a hundred rounds is then still a number that a receipt can hold.
-MOST_GROWTH = 1e15
 
 
 @dataclass(frozen=True)
@@ -57,7 +45,7 @@ class Side:
     name: str
     target: client.Target
     facts: Callable[[WorkloadFacts, PromptFacts, str | None], Facts]
-    metrics: Callable[[], str | None]
+    metrics: Metrics
     check: Callable[[], None]
     slots: int | None = None
 
@@ -138,7 +126,7 @@ class _Run:
 
     def __init__(self, side: Side, recording: Recording, setups: Sequence[Setup]) -> None:
         self.side, self.recording = side, recording
-        self._grown: dict[str, dict[str, float | None]] = {}
+        self._grown: dict[str, ServerCounts] = {}
         self._tokens: dict[str, tuple[int, int]] = {}
         for setup in setups:
             recording.add_point(setup)
@@ -152,7 +140,7 @@ class _Run:
         """
         if step.warm_up:
             self._drive(step, step.warm_up, len(step.warm_up), None, lambda sample: None)
-        before = self._reading()
+        before = reading(self.side.metrics)
         kept: list[Sample] = []
 
         def keep(sample: Sample) -> None:
@@ -166,7 +154,7 @@ class _Run:
             self.recording.add_begun(step.point, len(kept))
             raise
         self.recording.add_begun(step.point, step.jobs)
-        self._add_counts(step.point, before, self._reading())
+        self._add_counts(step.point, counted(before, reading(self.side.metrics)))
         prompts, cached = self._tokens.get(step.point, (0, 0))
         prompts += sum(sample.prompt_tokens or 0 for sample in kept)
         cached += sum(sample.cached_tokens or 0 for sample in kept)
@@ -202,7 +190,7 @@ class _Run:
         Returns:
             Whether the run goes on; not when it was interrupted.
         """
-        told, probes = recall.of(self.side.target, self.side.name)
+        told, probes = recall.of(self.side.target, self.side.name, self.side.metrics)
         self.recording.add_battery(told, probes)
         return told.verdict != "aborted"
 
@@ -212,41 +200,20 @@ class _Run:
             if setup.cache == "cold" and self._was_warm(setup.name):
                 self.recording.setups[place] = replace(setup, cache="warm")
         for point, grown in self._grown.items():
-            self.recording.add_counts(point, ServerCounts(**grown))
+            self.recording.add_counts(point, grown)
         return self.recording.close(outcome, reasons, facts)
 
     def _was_warm(self, point: str) -> bool:
         """Whether the server had prompts that nobody should have sent it before, from an earlier run such as this."""
         prompts, cached = self._tokens.get(point, (0, 0))
-        grown = self._grown.get(point, {})
-        shares = [(cached, prompts), (grown.get("cache_hits") or 0, grown.get("cache_queries") or 0)]
+        grown = self._grown.get(point, ServerCounts())
+        shares = [(cached, prompts), (grown.cache_hits or 0, grown.cache_queries or 0)]
         return any(hits > CHANCE_SHARE * asked for hits, asked in shares if asked)
 
-    def _reading(self) -> Reading | None:
-        """Of the server's metrics; None where it has none, or something else at their place."""
-        text = self.side.metrics()
-        try:
-            return None if text is None else parse(text, time.time())
-        except ValueError:
-            return None
-
-    def _add_counts(self, point: str, before: Reading | None, after: Reading | None) -> None:
-        """What grew in between; a count that is not known once is not known of the whole load."""
+    def _add_counts(self, point: str, grown: ServerCounts) -> None:
+        """What grew in one round of a load, to that of the rounds before."""
         told = self._grown.get(point)
-        self._grown[point] = {}
-        for field, names in COUNTERS.items():
-            growths = [growth(before, after, name) for name in names]
-            new = next((one for one in growths if one is not None), None)
-            past = 0.0 if told is None else told[field]
-            self._grown[point][field] = None if new is None or past is None else past + new
-
-
-def growth(before: Reading | None, after: Reading | None, name: str) -> float | None:
-    """By how much a counter grew; None where it is not known, was begun anew, or says more than can be."""
-    then, now = (None if reading is None else reading.total(name) for reading in (before, after))
-    if then is None or now is None:
-        return None
-    return now - then if 0 <= now - then <= MOST_GROWTH else None
+        self._grown[point] = grown if told is None else together(told, grown)
 
 
 def takes_ids(target: client.Target, source: PromptSource) -> bool:

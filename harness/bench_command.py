@@ -262,9 +262,11 @@ def table(receipt: Receipt) -> str:
     """The numbers of a receipt for a terminal."""
     head = f"{receipt.target.name}  {receipt.workload.name}  {receipt.outcome}"
     lines = [head, *(f"  {reason}" for reason in receipt.reasons)]
-    columns = ("load", "answers", "tok/s", "TTFT ms", "p99", "ITL ms", "p99", "tok/s/user p90", "cached")
-    rows = [columns, *(_row(point) for point in receipt.points)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
+    columns = ("load", "answers", "tok/s", "TTFT ms", "p99", "ITL ms", "p99", "tok/s/user p90", "cached", "accepted")
+    rows: list[tuple[str, ...]] = [columns, *(_row(point) for point in receipt.points)]
+    if not tables.drafted(receipt.points):
+        rows = [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  " + "  ".join(cells))
@@ -289,4 +291,5 @@ def _row(point: Point) -> tuple[str, ...]:
         *half_and_most(point.itl_ms or point.tpot_ms),
         shown(point.interactivity_p90),
         "-" if cached is None else f"{cached:.0%}",
+        tables.length(point.server),
     )

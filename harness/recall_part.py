@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TextIO
 
 from harness.client import Target
+from harness.counters import Metrics, counted, reading
 from harness.recall import PRESETS, Settings, run_battery
 from harness.recall.dots import Dots
 from harness.recall.scoring import Probe
-from harness.receipt import Battery, BatteryVerdict
+from harness.receipt import Battery, BatteryVerdict, ServerCounts
 from slimserve.client_faults import Endpoint
 from slimserve.errors import Finding, Refused, SlimserveError, UsageError
 from slimserve.shapes import nearest
@@ -78,20 +79,21 @@ class Recall:
         self._preset, self._stream = preset, stream
         self._said: dict[Target, tuple[Battery, Sequence[Probe]]] = {}
 
-    def of(self, target: Target, name: str) -> tuple[Battery, Sequence[Probe]]:
+    def of(self, target: Target, name: str, metrics: Metrics) -> tuple[Battery, Sequence[Probe]]:
         """What a server's answers are worth; it is asked when it was not yet."""
         if target not in self._said:
-            self._said[target] = ask(self._preset, target, name, self._stream)
+            self._said[target] = ask(self._preset, target, name, metrics, self._stream)
         return self._said[target]
 
 
-def ask(preset: Preset, target: Target, name: str, stream: TextIO) -> tuple[Battery, Sequence[Probe]]:
+def ask(preset: Preset, target: Target, name: str, metrics: Metrics, stream: TextIO) -> tuple[Battery, Sequence[Probe]]:
     """Ask a server everything, and say what became of it, whatever that was.
 
     Args:
         preset: the battery.
         target: the server, which has to speak `/chat/completions`.
         name: of the server.
+        metrics: the server's.
         stream: where it is shown how it goes on.
     """
     seed = secrets.randbits(48)
@@ -100,13 +102,17 @@ def ask(preset: Preset, target: Target, name: str, stream: TextIO) -> tuple[Batt
     dots = Dots(stream)
     probes: Sequence[Probe] = ()
     verdict: BatteryVerdict
+    server = ServerCounts()
     try:
+        before = reading(metrics)
         report = run_battery(Endpoint(target.url, target.model, target.key), preset.settings, seed=seed, on_probe=dots)
         verdict, findings, probes = report.verdict, [what for _, what in report.findings], report.probes
+        server = counted(before, reading(metrics))
     except KeyboardInterrupt:
         verdict, findings = "aborted", ["it was interrupted"]
     except SlimserveError as error:
         verdict, findings = "inconclusive", [f"it broke off: {error.findings[0].what}"]
     finally:
         dots.close()
-    return Battery(preset=preset.name, seed=seed, verdict=verdict, findings=tuple(findings)), probes
+    battery = Battery(preset=preset.name, seed=seed, verdict=verdict, findings=tuple(findings), server=server)
+    return battery, probes

@@ -133,13 +133,16 @@ class ServerCounts:
     ttft_seconds: Amount | None = None
     """that all requests together waited for the first token, the queue included"""
     drafts: Amount | None = None
+    """steps that verified drafts"""
     accepted_tokens: Amount | None = None
     """draft tokens that were kept"""
 
     @property
     def acceptance_length(self) -> float | None:
         """Tokens of a step with drafts, the one included that the model adds itself; None where nothing was drafted."""
-        return 1 + (self.accepted_tokens or 0.0) / self.drafts if self.drafts else None
+        if self.accepted_tokens is None or not self.drafts:
+            return None
+        return 1 + self.accepted_tokens / self.drafts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +244,8 @@ class Battery:
     verdict: BatteryVerdict
     findings: tuple[Text, ...]
     """what kept it from passing"""
+    server: ServerCounts = field(default_factory=ServerCounts)
+    """of all its questions together; nothing is known where they were not asked to the end"""
 
     def __post_init__(self) -> None:
         if (self.verdict == "pass") != (not self.findings):

@@ -141,8 +141,8 @@ def _point(point: Point) -> list[str]:
         if found is not None:
             values = (f"{label} {tables.amount(getattr(found, label))}" for label in ("p20", "p50", "p80", "p99"))
             lines.append(f"    {name:<10}  {'  '.join(values)} ms  ({found.count})")
-    if (length := point.server.acceptance_length) is not None:
-        lines.append(f"    drafts      {length:.2f} tokens a step (acceptance length)")
+    if tables.drafted([point]):
+        lines.append(f"    drafts      {tables.length(point.server)} tokens a step (acceptance length)")
     return [*lines, f"    noise       {noise}", *(f"    note        {note}" for note in point.notes)]
 
 

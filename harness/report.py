@@ -125,9 +125,10 @@ def _figure(title: str, words: str, drawn: str) -> str:
 
 
 def _table(receipts: Sequence[Receipt]) -> str:
+    drafts = tables.drafted(point for one in receipts for point in one.points)
     head = (
         "served", "load", "tokens/s", "P90 tokens/s of a user", "TTFT ms p50", "p99", "ms a token p50", "p99",
-        "in flight", "from cache", "ok / sent", "noise",
+        *(["acceptance length"] if drafts else []), "in flight", "from cache", "ok / sent", "noise",
     )  # fmt: skip
     rows = []
     for one in receipts:
@@ -139,6 +140,7 @@ def _table(receipts: Sequence[Receipt]) -> str:
                 tables.amount(point.interactivity_p90),
                 *_two(point.ttft_ms),
                 *_two(point.tpot_ms),
+                *([tables.length(point.server)] if drafts else []),
                 tables.amount(point.mean_in_flight),
                 tables.share(tables.hits(point)),
                 f"{point.ok} / {point.sent}",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from harness.receipt import BATTERY_MEANING, Point, Quantiles, Receipt, all_in
+from harness.receipt import BATTERY_MEANING, Point, Quantiles, Receipt, ServerCounts, all_in
 from slimserve.registry import Registry
 
 
 def points(receipts: Iterable[Receipt]) -> str:
-    """One row a load: throughput, interactivity, latencies, cache hits, noise."""
+    """One row a load: throughput, interactivity, latencies, drafts where there are any, cache hits, noise."""
+    receipts = list(receipts)
+    drafts = drafted(point for receipt in receipts for point in receipt.points)
     rows = [
         (
             f"`{receipt.target.name}`",
@@ -20,6 +22,7 @@ def points(receipts: Iterable[Receipt]) -> str:
             amount(point.interactivity_p90),
             middle(point.ttft_ms),
             middle(point.tpot_ms),
+            *([length(point.server)] if drafts else []),
             share(hits(point)),
             share(point.noise.get("throughput")),
             verdict(receipt),
@@ -36,6 +39,7 @@ def points(receipts: Iterable[Receipt]) -> str:
         "tokens/s of a user, P90",
         "TTFT ms, p50 (p99)",
         "ms a token, p50 (p99)",
+        *(["acceptance length"] if drafts else []),
         "from cache",
         "noise",
         "recall",
@@ -77,7 +81,7 @@ def verdict(receipt: Receipt) -> str:
 
 
 def recall(receipt: Receipt) -> list[str]:
-    """What the recall battery said, as lines: the verdict, the rates, what kept it from passing."""
+    """What the recall battery said, as lines: the verdict, the rates, the drafts, what kept it from passing."""
     battery = receipt.battery
     if battery is None:
         return ["recall: not asked"]
@@ -87,7 +91,8 @@ def recall(receipt: Receipt) -> list[str]:
         f"{way}: {rate.right} of {rate.asked} right ({rate.low:.0%} to {rate.high:.0%})"
         for way, rate in receipt.recall.items()
     ]
-    return [first, *(f"  {line}" for line in (*rates, *battery.findings))]
+    drafts = [f"acceptance length: {length(battery.server)}"] if battery.server.acceptance_length is not None else []
+    return [first, *(f"  {line}" for line in (*rates, *drafts, *battery.findings))]
 
 
 def hits(point: Point) -> float | None:
@@ -98,6 +103,17 @@ def hits(point: Point) -> float | None:
     if point.cached_tokens is None or not point.prompt_tokens:
         return None
     return point.cached_tokens / point.prompt_tokens
+
+
+def drafted(points: Iterable[Point]) -> bool:
+    """Whether the engine drafted under one of these loads: a table without any has no column for it."""
+    return any(point.server.acceptance_length is not None for point in points)
+
+
+def length(server: ServerCounts) -> str:
+    """The acceptance length; a dash where nothing was drafted, or nobody counted it."""
+    tokens = server.acceptance_length
+    return "-" if tokens is None else f"{tokens:.2f}"
 
 
 def amount(value: float | None) -> str:

@@ -41,6 +41,7 @@ SWITCHES: dict[str, Any] = {
     "reads": "",  # chats are answered by the reader beside this file: its mode, and its quirks
     "text": " word",  # of each token of the answer `words`
     "usage": {},  # what is added to the true counts, such as {"completion_tokens": -1}; null: no usage at all
+    "accepts": None,  # draft tokens kept in each step, of which an answer has one a token; null: drafts nothing
     "cached": 0,  # prompt tokens that are said to have been cached
     "continuous": True,  # usage in each chunk, for who asks for it
     "empty": False,  # 200, and a stream with nothing in it
@@ -98,6 +99,7 @@ class State:
     last: dict[str, Any] = field(default_factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    drafts: int = 0
 
 
 class Broken(Exception):
@@ -124,8 +126,11 @@ class Server:
         elif path == "/v1/models":
             out.reply(200, {"object": "list", "data": [{"id": "fake", "object": "model", "max_model_len": 131072}]})
         elif path == "/metrics":
-            counts = {"queries": state.prompt_tokens, "hits": state.cached_tokens}
-            lines = [f'vllm:prefix_cache_{what}_total{{model_name="fake"}} {count}\n' for what, count in counts.items()]
+            counts = {"prefix_cache_queries": state.prompt_tokens, "prefix_cache_hits": state.cached_tokens}
+            if (accepts := self.switches["accepts"]) is not None:
+                counts["spec_decode_num_drafts"] = state.drafts
+                counts["spec_decode_num_accepted_tokens"] = state.drafts * accepts
+            lines = [f'vllm:{what}_total{{model_name="fake"}} {count}\n' for what, count in counts.items()]
             out.reply(200, "".join(lines).encode(), "text/plain")
         elif method == "GET":
             out.reply(200 if path == "/health" else 404, {})
@@ -165,6 +170,7 @@ class Server:
             tokens, fake["cached"] = [read["text"]], read["cached"]
         state.prompt_tokens += asked.prompt_tokens
         state.cached_tokens += fake["cached"]
+        state.drafts += len(tokens)
         if fake["stop"]:
             tokens[-1] = ""
         finish = "length" if len(tokens) == count and not fake["stop"] else "stop"

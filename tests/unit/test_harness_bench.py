@@ -202,6 +202,18 @@ def test_a_counter_that_was_begun_anew_is_not_known(tmp_path: Path, loaded: Load
     assert (point(receipt, "c2").server.cache_queries, point(receipt, "c2").server.cache_hits) == (None, 0)
 
 
+def test_drafts_are_counted_of_what_is_measured(tmp_path: Path, loaded: Loaded, tokenizer_path: Path) -> None:
+    with ModelServer(accepts=1.25) as drafting, ModelServer() as other:
+        receipts = have(loaded, tokenizer_path, tmp_path, side(drafting.url, "one"), side(other.url, "other"))
+    drafted, undrafted = (point(receipt, "c2").server for receipt in receipts)
+    # Both rounds, and not the warm-up.
+    assert (drafted.drafts, drafted.accepted_tokens, drafted.acceptance_length) == (8 * 3, 8 * 3 * 1.25, 2.25)
+    assert (undrafted.drafts, undrafted.accepted_tokens, undrafted.acceptance_length) == (None, None, None)
+    lines, without = (bench_command.table(receipt).splitlines() for receipt in receipts)
+    assert (lines[1].split()[-1], lines[2].split()[-1]) == ("accepted", "2.25")
+    assert without[1].split()[-1] == "cached"
+
+
 @pytest.mark.parametrize(("switches", "form"), [({}, "ids"), ({"status": 400}, "text"), ({"status": 500}, "ids")])
 def test_text_is_sent_to_a_server_that_takes_no_ids(tokenizer_path: Path, switches: dict[str, Any], form: str) -> None:
     with ModelServer(**switches) as server:

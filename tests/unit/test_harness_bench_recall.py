@@ -142,10 +142,20 @@ def test_a_server_is_asked_once_for_all_workloads(tmp_path: Path) -> None:
     assert verify(second, tmp_path) == []
 
 
+def test_the_acceptance_length_of_the_battery_is_its_own(tmp_path: Path) -> None:
+    with ModelServer(reads="honest", accepts=1.5) as server:
+        done, (receipt,) = have(tmp_path, server)
+    assert receipt.battery is not None
+    # The first question is the plain one of the calibration.
+    assert receipt.battery.server.drafts == 1 + sum(rate.asked for rate in receipt.recall.values())
+    assert receipt.battery.server.acceptance_length == 2.5
+    assert "acceptance length: 2.50" in done.stdout
+
+
 def test_a_server_that_is_gone_leaves_it_open() -> None:
     with ModelServer() as server:
         gone = Target(server.url, "fake")
-    battery, probes = recall_part.ask(recall_part.Preset("small", SMALL), gone, "fake", io.StringIO())
+    battery, probes = recall_part.ask(recall_part.Preset("small", SMALL), gone, "fake", lambda: None, io.StringIO())
     assert (battery.verdict, probes) == ("inconclusive", ())
     assert battery.findings[0].startswith("it broke off: nothing answers at")
 

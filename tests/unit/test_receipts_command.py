@@ -18,7 +18,7 @@ from receipts_support import FACTS, Pace, facts_of, make, measure, rewrite
 
 from harness import charts, tables
 from harness.recall.scoring import Outcome, Probe
-from harness.receipt import Battery, BatteryVerdict, Rate, Receipt, ServerCounts, Setup, all_in
+from harness.receipt import Battery, BatteryVerdict, Rate, Receipt, ServerCounts, Setup, all_in, find
 from harness.recording import Recording
 from harness.report import STYLE
 from harness.report import html as report
@@ -273,6 +273,37 @@ def test_cache_hits_are_the_servers_metrics_and_else_its_answers(tmp_path: Path)
     assert tables.hits(replace(point, server=ServerCounts(cache_queries=200.0, cache_hits=50.0))) == 0.25
     assert tables.hits(replace(point, server=ServerCounts(), cached_tokens=4800)) == 0.5
     assert tables.hits(replace(point, server=ServerCounts(), cached_tokens=None)) is None
+
+
+def test_drafts_have_a_column_where_there_are_any(tmp_path: Path) -> None:
+    def fill(recording: Recording) -> None:
+        measure(recording, 1, Pace())
+        recording.add_counts("c8", ServerCounts(drafts=40, accepted_tokens=50))
+        server = ServerCounts(drafts=10, accepted_tokens=17)
+        recording.add_battery(Battery(preset="small", seed=1, verdict="pass", findings=(), server=server), [])
+
+    drafted, other = make(tmp_path, "drafted", fill=fill), make(tmp_path, "other")
+    assert (drafted.outcome, verify(drafted, tmp_path)) == ("whole", [])
+    head, _, *rows = tables.points([drafted, other]).splitlines()
+    place = head.split(" | ").index("acceptance length")
+    assert [row.split(" | ")[place] for row in rows] == ["2.25", "-"]
+    assert "  acceptance length: 2.70" in tables.recall(drafted)
+    page = report([drafted, other])
+    assert '<th scope="col">acceptance length</th>' in page
+    assert "<td>2.25</td>" in page
+    assert "acceptance length: 2.70" in page
+    for text in (tables.points([other]), report([other]), *tables.recall(other)):
+        assert "acceptance length" not in text
+
+
+def test_a_receipt_from_before_batteries_had_counts_is_read(tmp_path: Path) -> None:
+    battery = Battery(preset="small", seed=1, verdict="pass", findings=())
+    make(tmp_path, fill=lambda recording: (measure(recording, 1, Pace()), recording.add_battery(battery, []))[0])
+    path = tmp_path / "one.json"
+    told = json.loads(path.read_text())["battery"]
+    del told["server"]
+    rewrite(path, battery=told)
+    assert find(tmp_path, "one").battery == battery
 
 
 @pytest.mark.parametrize("highest", [0.0007, 0.3, 1, 9.99, 10, 42, 1367, 12345.6])
