@@ -35,8 +35,9 @@ def choose(name: str | None, subject: Subject, launched: bool = True) -> Preset 
     """The battery for a profile.
 
     Args:
-        name: one of NAMES; None: by the profile. A processor gets the battery for very small models, as it gets the
-            smaller workloads, and a profile with dummy weights gets none.
+        name: one of NAMES; None: the one that the model states. Where it states none, a processor gets the battery for
+            very small models, as it gets the smaller workloads. That is also for contexts too short for another one,
+            and a profile with dummy weights gets none.
         subject: the profile with its model and platform.
         launched: it is asked itself. Of another server nobody knows how long its contexts are.
 
@@ -55,7 +56,8 @@ def choose(name: str | None, subject: Subject, launched: bool = True) -> Preset 
         why = "its weights are dummies (engine.load_format), and no answer of theirs is right"
         raise Refused(Finding(f"{profile.id} cannot be asked what it remembers", why, "leave --recall out"))
     if name is None:
-        name = "small" if subject.platform.gpus is None or PRESETS["standard"].longest_tokens > longest else "standard"
+        name = subject.model.recall or ("small" if subject.platform.gpus is None else "standard")
+        name = name if PRESETS[name].longest_tokens <= longest else "small"
     settings = PRESETS[name]
     if launched and settings.longest_tokens > longest:
         what = f"the {name} recall battery takes contexts of up to {settings.longest_tokens:,} tokens"

@@ -131,7 +131,7 @@ def parser() -> _Parser:
     )
     measured.add_argument("--model", action="append", metavar="NAME", help="the model's name there (one for each)")
     measured.add_argument("--seed", type=_seed, metavar="N", help="of prompts and sampling (default 1)")
-    measured.add_argument("--recall", metavar="BATTERY", help="small, standard or none (default: by the platform)")
+    measured.add_argument("--recall", metavar="BATTERY", help="small, medium, standard or none (default: by model)")
     place = result.add_argument_group("where")
     place.add_argument("--port", type=_port, metavar="N", help=f"TCP port of the endpoint (default {DEFAULT_PORT})")
     place.add_argument("--host", metavar="ADDRESS", help="address to listen on (default 127.0.0.1; others take a key)")

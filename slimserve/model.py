@@ -11,6 +11,8 @@ from slimserve.records import dataclass
 from slimserve.shapes import Between, Matching, Satisfying
 
 Trait = Literal["hybrid", "moe", "thinking", "tools", "speculation", "exact_kv"]
+RecallPreset = Literal["standard", "medium", "small"]
+"""a recall battery of the harness, which slimserve does not import"""
 SomeBytes = Annotated[int, Between(1, 1 << 60)]
 Heads = Annotated[int, Between(1, 4096)]
 Sha256 = Annotated[str, Matching(r"[0-9a-f]{64}", "64 hex digits")]
@@ -254,6 +256,8 @@ class Model:
     checkpoints: dict[Id, Checkpoint]
     drafters: dict[Id, Drafter] = field(default_factory=dict)
     """draft models that were trained for it"""
+    recall: RecallPreset | None = None
+    """the recall battery that `--bench` ends with; without a word small on a processor, and standard on GPUs"""
 
     def __post_init__(self) -> None:
         for trait in self.traits:

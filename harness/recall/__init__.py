@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from harness.recall.battery import run_battery
 from harness.recall.report import Report
-from harness.recall.settings import PRESETS, SMALL, Settings
+from harness.recall.settings import MEDIUM, PRESETS, SMALL, Settings
 
-__all__ = ["PRESETS", "SMALL", "Report", "Settings", "run_battery"]
+__all__ = ["MEDIUM", "PRESETS", "SMALL", "Report", "Settings", "run_battery"]

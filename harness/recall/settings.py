@@ -76,4 +76,13 @@ SMALL = Settings(
     floor=0.2,
     previous_ceiling=0.2,
 )
-PRESETS = {"standard": Settings(), "small": SMALL}
+# What a few million parameters can do that were trained to find things in a long text: all of it but tools. On two
+# cores it takes two to three minutes.
+MEDIUM = Settings(
+    shapes=(Shape(1024), Shape(2048)),
+    pairs=2,
+    tool_conversations=0,
+    max_tokens=32,
+    concurrency=2,
+)
+PRESETS = {"standard": Settings(), "medium": MEDIUM, "small": SMALL}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import signal
 import subprocess
+import typing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,13 @@ from harness.bench import bench
 from harness.client import Target
 from harness.prompts import PromptSource
 from harness.raw import read_probes
-from harness.recall import PRESETS, SMALL
+from harness.recall import MEDIUM, PRESETS, SMALL
 from harness.receipt import Receipt, all_in, find
 from harness.verify import verify
 from slimserve import paths
 from slimserve.engine.variables import OWNED
 from slimserve.errors import Refused, UsageError
+from slimserve.model import RecallPreset
 from slimserve.registry_files import load_registry
 
 ROOT = Path(__file__).parents[2]
@@ -168,8 +171,22 @@ def test_a_profile_gets_the_battery_that_suits_it() -> None:
     assert standard == recall_part.Preset("standard", PRESETS["standard"])
     # Of its dummy weights no answer is right.
     assert chosen["qwen38fn-slice12-fp8-h200x1"] is None
-    assert {preset.name for preset in chosen.values() if preset} == {"small", "standard"}
+    # Its model says so.
+    assert chosen["flashlet-bf16-cpu"] == recall_part.Preset("medium", MEDIUM)
+    assert {preset.name for preset in chosen.values() if preset} == {"small", "medium", "standard"}
     assert recall_part.choose("none", registry.subject(registry.default)) is None
+
+
+def test_what_a_model_states_is_a_battery() -> None:
+    assert typing.get_args(RecallPreset) == tuple(PRESETS)
+
+
+def test_a_context_too_short_for_what_the_model_states_gets_the_small_battery() -> None:
+    registry = load_registry(REGISTRY, OWNED)
+    tiny = registry.subject(registry.profiles["tiny-bf16-box"])
+    tiny = replace(tiny, model=replace(tiny.model, recall="medium"))
+    assert tiny.profile.engine.max_model_len.value < MEDIUM.longest_tokens
+    assert recall_part.choose(None, tiny) == recall_part.Preset("small", SMALL)
 
 
 def test_a_battery_that_cannot_be_asked_is_refused() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from recall_support import CACHE_TOKENS, ROOT, SHORT, reader, reading
 
-from harness.recall import SMALL, run_battery
+from harness.recall import MEDIUM, SMALL, run_battery
 from harness.recall.report import Report
 from slimserve.client_faults import Endpoint, NoListener
 from slimserve.errors import Failed
@@ -74,6 +74,23 @@ def test_the_small_battery_passes_a_right_server_every_time() -> None:
         for seed in SEEDS:
             report = run_battery(endpoint, SMALL_CHURNED, seed=seed)
             assert report.verdict == "pass", f"seed {seed}\n{report.table()}"
+
+
+def test_the_medium_battery_passes_a_right_server_every_time() -> None:
+    with reading() as endpoint:
+        for seed in SEEDS:
+            report = run_battery(endpoint, replace(MEDIUM, concurrency=1), seed=seed)
+            assert report.verdict == "pass", f"seed {seed}\n{report.table()}"
+    assert report.to_json()["rates"]["cold"]["asked"] == 12
+    assert len(report.probes) == 76
+
+
+@pytest.mark.parametrize("mode", ["previous", "blurred", "repeats", "table", "memory", "latest", "stale", "thought"])
+def test_the_medium_battery_catches_what_is_wrong_every_time(mode: str) -> None:
+    with reading(mode) as endpoint:
+        for seed in SEEDS:
+            report = run_battery(endpoint, replace(MEDIUM, concurrency=1), seed=seed)
+            assert report.verdict == "fail", f"seed {seed}\n{report.table()}"
 
 
 def test_greedy_texts_are_compared_token_for_token() -> None:

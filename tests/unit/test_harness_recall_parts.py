@@ -12,6 +12,7 @@ from harness.recall.identity import compare_first, compare_text
 from harness.recall.known import KNOWN, is_right
 from harness.recall.markers import LABELS, MARKER_SPACE, Draw, Fact, codes_in, labels_in
 from harness.recall.scoring import judge_rate, outcome_of, outcome_of_slip, wilson
+from harness.recall.settings import MEDIUM
 from harness.recall.tools import round_trip, wrong_call
 
 MILL, INN = Fact("mill", "1234567", 0.5), Fact("inn", "7654321", None)
@@ -87,7 +88,7 @@ def test_a_rate_passes_only_with_its_whole_interval() -> None:
 
 
 def test_markers_and_places_are_found_whole() -> None:
-    assert MARKER_SPACE > 10**6
+    assert MARKER_SPACE == 1_285_714
     assert codes_in("1234567 12345678 1234567 7654321") == ["1234567", "7654321"]
     assert codes_in("1 234 567") == ["1234567"]
     assert labels_in("Windmill, mill") == ["windmill", "mill"]
@@ -206,6 +207,10 @@ def test_two_calls_are_one_too_many_and_a_result_refers_to_its_call() -> None:
     said, result = round_trip(Answer(calls=(call,)), "7654321")
     assert said["tool_calls"][0]["id"] == result["tool_call_id"] == "abc"
     assert "7654321" in result["content"]
+
+
+def test_the_medium_battery_fits_into_the_context_of_a_small_model() -> None:
+    assert 2048 < MEDIUM.longest_tokens <= 4096
 
 
 def test_known_answers_are_told_from_others() -> None:
