@@ -145,9 +145,9 @@ class _Battery:
         for shape in self.settings.shapes:
             words = max(1, round(shape.context_tokens / self.tokens_per_word))
             for sampling in samplings:
-                for index in range(self.settings.pairs):
+                for _ in range(self.settings.pairs):
                     name = f"{sampling}-{len(runs)}"
-                    pair = build_pair(name, shape, words, self.draw, shift=index)
+                    pair = build_pair(name, shape, words, self.draw, shift=len(runs))
                     self.codes |= pair[0].codes | pair[1].codes
                     runs.append((self._start(pair[0], shape, sampling), self._start(pair[1], shape, sampling)))
         return runs
