@@ -71,8 +71,8 @@ def _named(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
         for expert, down in enumerate(weight):
             yield f"{owner}.{expert}.down_proj.weight", down.contiguous()
     elif owner.endswith("ngram_embedding"):
-        for number, part in enumerate(weight.chunk(CONFIG["split_ngram_parts"])):
-            yield f"{owner}.shard_{number}.weight", part.contiguous()
+        for number, rows in enumerate(weight.chunk(CONFIG["split_ngram_parts"])):
+            yield f"{owner}.shard_{number}.weight", rows.contiguous()
     else:
         yield name, weight.contiguous()
 

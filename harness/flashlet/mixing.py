@@ -21,8 +21,8 @@ def causal_conv(x: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
     """A depthwise convolution with what came before, then SiLU: [B, T, D] with [D, W], the newest token last."""
     width, length = weight.shape[-1], x.shape[1]
     seen = pad(x, (0, 0, (width - 1) * dilation, 0))
-    total = sum(weight[:, tap] * seen[:, tap * dilation : tap * dilation + length].float() for tap in range(width))
-    return silu(total).to(x.dtype)
+    taps = [weight[:, tap] * seen[:, tap * dilation : tap * dilation + length].float() for tap in range(width)]
+    return silu(sum(taps[1:], start=taps[0])).to(x.dtype)
 
 
 @torch.autocast("cuda", enabled=False)

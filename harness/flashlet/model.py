@@ -16,6 +16,7 @@ from torch.nn.functional import linear, silu
 
 from harness.flashlet.batches import Batch, table
 from harness.flashlet.mixing import Selected, attend, causal_conv, delta_rule
+from harness.flashlet.shape import LINEAR
 from quixicore.ops.drafter.reference import enter
 from quixicore.ops.gated_delta.reference import gates
 from quixicore.ops.gated_residual.reference import Mixer, combine, mix
@@ -24,6 +25,8 @@ from quixicore.ops.norm.reference import gated_norm, gemma_norm
 from slimserve.geometry.ngram import rows
 
 Config = dict[str, Any]
+LEAST_DECAY = 0.05
+"""Recurrent layers are to forget at least so much a token (nats): 1/e within 20, so that recall is attention's work."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,29 @@ class Sparse(nn.Module):
         return turned.to(x.dtype)
 
 
+class Routed(nn.Module):
+    """Weights of all routed experts."""
+
+    def __init__(self, count: int, hidden: int, inner: int, gain: float) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(count, 2 * inner, hidden) / math.sqrt(hidden))
+        self.down_proj = nn.Parameter(torch.randn(count, hidden, inner) * gain / math.sqrt(inner))
+
+
+class SharedExpert(nn.Module):
+    """The expert of all tokens."""
+
+    def __init__(self, hidden: int, inner: int, gain: float) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = _matrix(inner, hidden), _matrix(inner, hidden)
+        self.down_proj = _matrix(hidden, inner, gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, H] to [B, T, H]."""
+        made: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        return made
+
+
 class Experts(nn.Module):
     """Routed experts and a shared one; all are computed, and those that are not chosen count nothing."""
 
@@ -194,13 +220,8 @@ class Experts(nn.Module):
         hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
         self.count, self.taken = config["num_experts"], config["num_experts_per_tok"]
         self.gate = _matrix(self.count, hidden)
-        self.experts = nn.Module()
-        self.experts.gate_up_proj = nn.Parameter(torch.randn(self.count, 2 * inner, hidden) / math.sqrt(hidden))
-        self.experts.down_proj = nn.Parameter(torch.randn(self.count, hidden, inner) * gain / math.sqrt(inner))
-        inner = config["shared_expert_intermediate_size"]
-        self.shared_expert = nn.Module()
-        self.shared_expert.gate_proj, self.shared_expert.up_proj = _matrix(inner, hidden), _matrix(inner, hidden)
-        self.shared_expert.down_proj = _matrix(hidden, inner, gain)
+        self.experts = Routed(self.count, hidden, inner, gain)
+        self.shared_expert = SharedExpert(hidden, config["shared_expert_intermediate_size"], gain)
         self.shared_expert_gate = _matrix(1, hidden)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,10 +232,17 @@ class Experts(nn.Module):
         up = linear(x, self.experts.gate_up_proj.flatten(0, 1)).unflatten(-1, (self.count, 2, -1))
         inner = silu(up[..., 0, :]) * up[..., 1, :] * weights.to(x.dtype)[..., None]
         routed = linear(inner.flatten(-2), self.experts.down_proj.transpose(0, 1).flatten(1))
-        shared = self.shared_expert
-        own = shared.down_proj(silu(shared.gate_proj(x)) * shared.up_proj(x))
+        own = self.shared_expert(x)
         used = (weights > 0).float().mean((0, 1)) * shares.mean((0, 1))
         return routed + torch.sigmoid(self.shared_expert_gate(x)) * own, used.sum() * self.count / self.taken
+
+
+class Table(nn.Module):
+    """The rows that n-grams are hashed to."""
+
+    def __init__(self, embed: int) -> None:
+        super().__init__()
+        self.ngram_embedding = Weight(rows(table()), embed // table().heads, spread=0.3)
 
 
 class Ngrams(nn.Module):
@@ -224,8 +252,7 @@ class Ngrams(nn.Module):
         super().__init__()
         self.streams, hidden = config["hc_count"], config["hidden_size"]
         wide, embed, self.dilation = self.streams * hidden, config["ple_embed_dim"], config["ngram_size"]
-        self.ple_embedding = nn.Module()
-        self.ple_embedding.ngram_embedding = Weight(rows(table()), embed // table().heads, spread=0.3)
+        self.ple_embedding = Table(embed)
         self.key_proj, self.value_proj = _matrix(wide, embed), _matrix(hidden, embed)
         self.norm_key, self.norm_query, self.norm_conv = Weight(wide), Weight(wide), Weight(wide)
         self.conv1d = Weight(wide, 1, config["ple_conv_kernel_size"], spread=0.1)
@@ -259,19 +286,15 @@ class Layer(nn.Module):
         x, injection = self.attn_hyper_connection(residual)
         nothing = x.new_zeros((), dtype=torch.float32)
         index_loss, decay_loss = nothing, nothing
-        if self.linear_attn is not None:
+        if self.self_attn is not None:
+            said, index_loss = self.self_attn(x, weights, sparse, keys_of)
+        elif self.linear_attn is not None:
             said, decay = self.linear_attn(x)
             decay_loss = (decay + LEAST_DECAY).relu().mean()
-        else:
-            said, index_loss = self.self_attn(x, weights, sparse, keys_of)
         residual = combine(residual, said, injection, "fused")
         inner, injection = self.mlp_hyper_connection(residual)
         made, balance = self.mlp(inner)
         return combine(residual, made, injection, "fused"), index_loss, balance, decay_loss, x
-
-
-LEAST_DECAY = 0.05
-"""Recurrent layers are to forget at least so much a token (nats): 1/e within 20, so that recall is attention's work."""
 
 
 class Drafter(nn.Module):
@@ -301,22 +324,28 @@ class Drafter(nn.Module):
         return self.hyper_connection_mixer(after)[0], after, index_loss, balance, keys_of
 
 
+class Backbone(nn.Module):
+    """The model without head and drafter."""
+
+    def __init__(self, config: Config, gain: float) -> None:
+        super().__init__()
+        self.embed_tokens = Weight(config["vocab_size"], config["hidden_size"], spread=1.0)
+        self.layers = nn.ModuleList(
+            Layer(config, sparse=kind != LINEAR, ngrams=place + 1 in config["ple_layer_ids"], gain=gain)
+            for place, kind in enumerate(config["layer_types"])
+        )
+        self.hyper_connection_mixer = Residual(config, inject=False)
+
+
 class Flashlet(nn.Module):
     """The model with its drafter."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.streams, hidden = config["hc_count"], config["hidden_size"]
-        kinds = config["layer_types"]
-        gain = 1 / math.sqrt(2 * len(kinds))
-        self.model = nn.Module()
-        self.model.embed_tokens = Weight(config["vocab_size"], hidden, spread=1.0)
-        self.model.layers = nn.ModuleList(
-            Layer(config, sparse=kind != "linear_attention", ngrams=place + 1 in config["ple_layer_ids"], gain=gain)
-            for place, kind in enumerate(kinds)
-        )
-        self.model.hyper_connection_mixer = Residual(config, inject=False)
-        self.lm_head = _matrix(config["vocab_size"], hidden)
+        self.streams = config["hc_count"]
+        gain = 1 / math.sqrt(2 * len(config["layer_types"]))
+        self.model = Backbone(config, gain)
+        self.lm_head = _matrix(config["vocab_size"], config["hidden_size"])
         self.mtp = Drafter(config, gain)
 
     def embed(self, tokens: Tensor, kind: torch.dtype) -> Tensor:
@@ -336,8 +365,7 @@ class Flashlet(nn.Module):
     @torch.no_grad()
     def begin_drafter(self) -> None:
         """Let the drafter begin as the last sparse layer, which knows already how to find what came before."""
-        kinds = [layer.self_attn is not None for layer in self.model.layers]
-        last = self.model.layers[len(kinds) - 1 - kinds[::-1].index(True)]
+        last = next(layer for layer in reversed(self.model.layers) if layer.self_attn is not None)
         for own, other in (
             (self.mtp.layers[0], last),
             (self.mtp.hyper_connection_mixer, self.model.hyper_connection_mixer),

@@ -56,10 +56,9 @@ def render(messages: list[Message], tools: bool = False) -> str:
             if message["role"] != "system":
                 raise ValueError("tools are said in the first message, which is the system's")
             content += f"\n\nTools:\n{described['name']}: {described['description']}"
-        calls = "".join(
-            f'{CALL}\n{{"name": "{call["function"]["name"]}", "arguments": {call["function"]["arguments"]}}}\n{END_CALL}'
-            for call in message.get("tool_calls") or []
-        )
+        calls = ""
+        for called in (call["function"] for call in message.get("tool_calls") or []):
+            calls += f'{CALL}\n{{"name": "{called["name"]}", "arguments": {called["arguments"]}}}\n{END_CALL}'
         parts.append(f"{BEGIN_TURN}{message['role']}\n{content}{calls}{END_TURN}\n")
     return "".join(parts)
 

@@ -221,11 +221,11 @@ class Training:
                 if moment in (kept := self.optimizer.state.get(value, {})):
                     parts[f"{moment}.{name}"] = kept[moment].to(torch.bfloat16).cpu()
         shards: list[dict[str, Tensor]] = [{}]
-        for name, value in parts.items():
+        for name, part in parts.items():
             size = sum(each.numel() * each.element_size() for each in shards[-1].values())
-            if size + value.numel() * value.element_size() > _SHARD_BYTES:
+            if size + part.numel() * part.element_size() > _SHARD_BYTES:
                 shards.append({})
-            shards[-1][name] = value.contiguous()
+            shards[-1][name] = part.contiguous()
         for number, shard in enumerate(shards):
             save_file(shard, self.folder / f"state-{number}.safetensors.new")
             os.replace(self.folder / f"state-{number}.safetensors.new", self.folder / f"state-{number}.safetensors")
@@ -237,11 +237,12 @@ class Training:
         parts: dict[str, Any] = {}
         for number in range(state["shards"]):
             parts |= load_file(self.folder / f"state-{number}.safetensors")
-        for name, value in self.net.named_parameters():
-            value.data.copy_(parts[f"weight.{name}"])
+        for name, weight in self.net.named_parameters():
+            weight.data.copy_(parts[f"weight.{name}"])
             if f"exp_avg.{name}" in parts:
                 moments = {m: parts[f"{m}.{name}"].to(self.device, torch.float32) for m in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[value] = {"step": torch.tensor(float(self.step), device=self.device), **moments}
+                step = torch.tensor(float(self.step), device=self.device)
+                self.optimizer.state[weight] = {"step": step, **moments}
 
 
 def _told(logits: Tensor, batch: Batch, ahead: int) -> tuple[Tensor, Tensor]:

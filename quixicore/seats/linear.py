@@ -22,7 +22,8 @@ def product(theirs: Any, layer: Any, x: Tensor, weight: Tensor, bias: Tensor | N
     What the engine has packed for the processor's own instructions, or is not bfloat16, stays its own.
     """
     if weight.numel() == 0 or weight.dtype != torch.bfloat16 or x.dtype != torch.bfloat16:
-        return theirs(layer, x, weight, bias)
+        own: Tensor = theirs(layer, x, weight, bias)
+        return own
     kept = getattr(layer, "slimserve_wide", None)
     if kept is None or kept[0] is not weight:
         layer.slimserve_wide = kept = (weight, weight.detach().float())

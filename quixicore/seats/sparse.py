@@ -193,9 +193,8 @@ def expand(
 def _parts(requests: Tensor) -> Iterator[slice]:
     """Rows that are computed together: many of one request by themselves, the others as they come."""
     begun = 0
-    _, counts = requests.unique_consecutive(return_counts=True)
-    ends = counts.cumsum(0).tolist()
-    for first, last in zip([0, *ends], ends, strict=False):
+    changes = (requests.diff().nonzero().flatten() + 1).tolist()
+    for first, last in itertools.pairwise([0, *changes, len(requests)]):
         if last - first >= _MANY:
             yield from _cut(begun, first)
             yield from _cut(first, last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,9 +20,11 @@ from harness import counters
 from harness.recall.battery import run_battery
 from harness.recall.conversation import Shape, statement, system
 from harness.recall.markers import Draw, Fact
+from harness.recall.scoring import rates_of
 from harness.recall.settings import MEDIUM
 from harness.recall.text import passage
 from slimserve.client_faults import Endpoint
+from slimserve.engine.attempt import Launch
 from slimserve.engine.supervisor import Supervisor
 from slimserve.subject import Subject
 
@@ -44,13 +47,23 @@ def started(home: Path) -> Started:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     made = started(tmp_path_factory.mktemp("flashlet"))
     with Supervisor(made.launch, made.said.append):
-        yield f"http://127.0.0.1:{made.launch.port}/v1"
+        yield made.launch
 
 
-def test_a_marker_of_the_fourth_turn_is_recalled_at_the_eighth(url: str) -> None:
+def url(launch: Launch) -> str:
+    return f"http://127.0.0.1:{launch.port}/v1"
+
+
+def metrics(launch: Launch) -> str:
+    transport = httpx.HTTPTransport(uds=str(launch.control))
+    with httpx.Client(transport=transport) as client:
+        return client.get("http://engine/metrics").text
+
+
+def test_a_marker_of_the_fourth_turn_is_recalled_at_the_eighth(served: Launch) -> None:
     """Each turn is longer than a block, so that each finds what the turns before have left."""
     draw = Draw(20)
     fact = Fact("lighthouse", draw.code(), None)
@@ -61,24 +74,23 @@ def test_a_marker_of_the_fourth_turn_is_recalled_at_the_eighth(url: str) -> None
     for turn in turns:
         messages.append({"role": "user", "content": turn})
         body = {"model": PROFILE.id, "messages": messages, "max_tokens": 24}
-        answer = httpx.post(f"{url}/chat/completions", json=body, timeout=120).json()
+        answer = httpx.post(f"{url(served)}/chat/completions", json=body, timeout=120).json()
         messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
         found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
     assert messages[-1]["content"].strip(" .") == fact.code
     assert found[0] == 0
-    assert all(before < after for before, after in zip(found[1:], found[2:], strict=False)), found
+    assert all(before < after for before, after in itertools.pairwise(found[1:])), found
 
 
-def test_the_recall_battery_passes_cold_and_on_hits_and_drafts_are_accepted(url: str) -> None:
-    before = counters.read(url, None)
-    report = run_battery(Endpoint(url, PROFILE.id), SETTINGS, seed=4)
-    after = counters.read(url, None)
-    groups = {group.name: group for group in report.groups}
-    assert groups["path cold"].right / groups["path cold"].asked >= 0.95, report.table()
-    assert groups["path hit"].right / groups["path hit"].asked >= 0.95, report.table()
-    length = counters.acceptance_length(before, after)
-    assert length is not None
-    assert length >= 2.0
+def test_the_recall_battery_passes_cold_and_on_hits_and_drafts_are_accepted(served: Launch) -> None:
+    before = counters.reading(lambda: metrics(served))
+    report = run_battery(Endpoint(url(served), PROFILE.id), SETTINGS, seed=4)
+    counts = counters.counted(before, counters.reading(lambda: metrics(served)))
+    rates = rates_of(report.probes)
+    assert rates["cold"].right / rates["cold"].asked >= 0.95, report.table()
+    assert rates["hit"].right / rates["hit"].asked >= 0.95, report.table()
+    assert counts.acceptance_length is not None
+    assert counts.acceptance_length >= 2.0
 
 
 def test_with_its_selection_shuffled_it_remembers_little(tmp_path: Path) -> None:
@@ -90,6 +102,7 @@ def test_with_its_selection_shuffled_it_remembers_little(tmp_path: Path) -> None
     launch = replace(made.launch, argv=(sys.executable, "-P", str(script), *argv[4:]))
     with Supervisor(launch, made.said.append):
         settings = replace(SETTINGS, pairs=1, known=0)
-        report = run_battery(Endpoint(f"http://127.0.0.1:{launch.port}/v1", PROFILE.id), settings, seed=4)
-    asked = [group for group in report.groups if group.name in ("path cold", "path hit")]
+        report = run_battery(Endpoint(url(launch), PROFILE.id), settings, seed=4)
+    rates = rates_of(report.probes)
+    asked = [rates["cold"], rates["hit"]]
     assert sum(group.right for group in asked) / sum(group.asked for group in asked) < 0.5, report.table()

@@ -89,7 +89,7 @@ def step(
     Returns:
         [R, HV, V] of the type of `value`; and the states after it.
     """
-    said, after = steps(*(x[:, None] for x in (query, key, value, decay, strength)), states)
+    said, after = steps(query[:, None], key[:, None], value[:, None], decay[:, None], strength[:, None], states)
     return said[:, 0], after[:, 0]
 
 
@@ -107,9 +107,9 @@ def steps(
     Returns:
         [R, N, HV, V] of the type of `value`; and [R, N, HV, K, V] fp32.
     """
-    queries, keys, values = (
-        x.unflatten(0, value.shape[:2]) for x in _heads(*(x.flatten(0, 1) for x in (query, key, value)))
-    )
+    rows, tokens = value.shape[:2]
+    flat = _heads(query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1))
+    queries, keys, values = (x.reshape(rows, tokens, *x.shape[1:]) for x in flat)
     queries, left, keys = queries[..., None, :], decay.exp()[..., None, None], keys[..., None]
     weighted, said, after = strength[..., None, None] * keys, [], []
     for place in range(value.shape[1]):

@@ -265,15 +265,16 @@ def attend_among(
     Returns:
         [T, HQ, D], of the type of `queries`.
     """
-    kind, groups = queries.dtype, queries.shape[1] // keys.shape[1]
+    count, heads, width = queries.shape
+    kind, groups = queries.dtype, heads // keys.shape[1]
     if rounding == "fused":
         queries, keys, values = queries.float(), keys.float(), values.float()
-    by_head = queries.unflatten(1, (-1, groups)).permute(1, 2, 0, 3).flatten(1, 2)  # [HK, groups * T, D]
-    products = (by_head @ keys.permute(1, 2, 0)).unflatten(1, (groups, -1)) * queries.shape[-1] ** -0.5
-    held = torch.zeros(len(tokens), len(keys) + 1, dtype=torch.bool)
+    by_head = queries.reshape(count, -1, groups, width).permute(1, 2, 0, 3)  # [HK, groups, T, D]
+    products = by_head @ keys.permute(1, 2, 0)[:, None] * width**-0.5
+    held = torch.zeros(count, len(keys) + 1, dtype=torch.bool)
     held.scatter_(1, torch.where(tokens >= 0, tokens, len(keys)), True)
     shares = products.float().masked_fill(~held[:, :-1], -torch.inf).softmax(-1).nan_to_num(0)
-    output = (shares.to(values.dtype).flatten(1, 2) @ values.transpose(0, 1)).unflatten(1, (groups, -1))
+    output: Tensor = shares.to(values.dtype) @ values.transpose(0, 1)[:, None]
     output = output.permute(2, 0, 1, 3).flatten(1, 2).to(kind)
     if rounding == "hf":
         return output * torch.sigmoid(gate)
