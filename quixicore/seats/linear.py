@@ -1,7 +1,7 @@
 """Matrix products on a processor without bfloat16 arithmetic: in fp32, from a copy of the weights, and rounded once.
 
 Where oneDNN has no bfloat16 (below AVX-512) the engine falls back to torch's own product, which converts element by
-element: for 24 tokens it takes four to fourteen times as long as this, for 512 seven to twenty-six. The copy costs
+element: for 24 tokens it took four to thirteen times as long as this, for 512 six to twenty-six. The copy costs
 twice the weight's bytes.
 
 Source: vllm 0.32, model_executor/layers/utils.py, dispatch_cpu_unquantized_gemm and cpu_unquantized_gemm.
