@@ -190,16 +190,16 @@ def expand(
     out[:, -1] = (tokens >= 0).sum(-1)
 
 
-def _parts(requests: Tensor) -> Iterator[slice]:
-    """Rows that are computed together: many of one request by themselves, the others as they come."""
+def _parts(requests: Tensor) -> Iterator[tuple[slice, bool]]:
+    """Rows that are computed together, and whether all are of one request: many of one by themselves, others mixed."""
     begun = 0
     changes = (requests.diff().nonzero().flatten() + 1).tolist()
     for first, last in itertools.pairwise([0, *changes, len(requests)]):
         if last - first >= _MANY:
-            yield from _cut(begun, first)
-            yield from _cut(first, last)
+            yield from ((part, False) for part in _cut(begun, first))
+            yield from ((part, True) for part in _cut(first, last))
             begun = last
-    yield from _cut(begun, len(requests))
+    yield from ((part, False) for part in _cut(begun, len(requests)))
 
 
 def _cut(first: int, last: int) -> Iterator[slice]:
@@ -238,11 +238,11 @@ def attend(
         raise NotImplementedError("the reference reads keys and values in bfloat16")
     result = torch.empty_like(q) if out is None else out
     page = k_cache.shape[1]
-    for part in _parts(token_to_req):
+    for part, alone in _parts(token_to_req):
         counts = logical_indices[part, -1]
         tokens = logical_indices[part, : max(int(counts.max()), 1)].long()
         length = int(tokens.max()) + 1
-        if part.stop - part.start >= _MANY and 0 < length <= _NEAR * tokens.shape[1]:
+        if alone and 0 < length <= _NEAR * tokens.shape[1]:
             pages = block_table[int(token_to_req[part.start]), : -(-length // page)].long()
             keys, values = (cache[pages].flatten(0, 1)[:length] for cache in (k_cache, v_cache))
             result[part] = reference.attend_among(q[part], keys, values, tokens, output_gate[part], "fused")

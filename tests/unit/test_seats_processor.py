@@ -49,7 +49,7 @@ def test_the_convolution_of_drafts_is_the_grouped_one() -> None:
         gdn.functions.conv1d(inputs, weight, torch.zeros(24), 24)
 
 
-@pytest.mark.parametrize("counts", [(40,), (1, 3, 20, 3, 17), (3, 3), (16, 100)])
+@pytest.mark.parametrize("counts", [(40,), (1, 3, 20, 3, 17), (3, 3), (16, 100), (3,) * 8, (10, 10), (15, 3, 40)])
 def test_attention_is_the_same_however_rows_are_put_together(counts: tuple[int, ...]) -> None:
     """Many rows of one request meet all of its keys at once, few have theirs gathered; a row of nobody is zeros."""
     torch.manual_seed(2)
