@@ -77,7 +77,7 @@ SMALL = Settings(
     previous_ceiling=0.2,
 )
 # What a few million parameters can do that were trained to find things in a long text: all of it but tools. On two
-# cores it takes two to three minutes.
+# cores it takes about a minute.
 MEDIUM = Settings(
     shapes=(Shape(1024), Shape(2048)),
     pairs=2,

@@ -19,7 +19,8 @@ from torch.nn import functional
 def product(theirs: Any, layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`cpu_unquantized_gemm`: [..., K] with [N, K] to [..., N], of the type of `x`.
 
-    What the engine has packed for the processor's own instructions, or is not bfloat16, stays its own.
+    What the engine has packed for the processor's own instructions and taken away, or is not bfloat16, stays its own.
+    A weight is copied once: what is written into it later does not count.
     """
     if weight.numel() == 0 or weight.dtype != torch.bfloat16 or x.dtype != torch.bfloat16:
         own: Tensor = theirs(layer, x, weight, bias)

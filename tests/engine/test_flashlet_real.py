@@ -29,8 +29,8 @@ from slimserve.engine.supervisor import Supervisor
 from slimserve.subject import Subject
 
 PROFILE = REGISTRY.profiles["flashlet-bf16-cpu"]
-# What is asked is a twentieth of what the results are of: harness/results, flashlet-recall.
-SETTINGS = replace(MEDIUM, shapes=(Shape(2048),), pairs=2, known=6)
+# All at once: a step then computes rows of many requests together.
+SETTINGS = replace(MEDIUM, shapes=(Shape(2048), Shape(1024)), pairs=4, known=6, concurrency=8)
 SHUFFLED = """
 import runpy
 import torch
@@ -101,7 +101,7 @@ def test_with_its_selection_shuffled_it_remembers_little(tmp_path: Path) -> None
     assert argv[1:4] == ("-P", "-m", "slimserve.engine.entry")
     launch = replace(made.launch, argv=(sys.executable, "-P", str(script), *argv[4:]))
     with Supervisor(launch, made.said.append):
-        settings = replace(SETTINGS, pairs=1, known=0)
+        settings = replace(SETTINGS, shapes=SETTINGS.shapes[:1], pairs=1, known=0)
         report = run_battery(Endpoint(url(launch), PROFILE.id), settings, seed=4)
     rates = rates_of(report.probes)
     asked = [rates["cold"], rates["hit"]]

@@ -112,7 +112,7 @@ def steps(
     queries, keys, values = (x.reshape(rows, tokens, *x.shape[1:]) for x in flat)
     queries, left, keys = queries[..., None, :], decay.exp()[..., None, None], keys[..., None]
     weighted, said, after = strength[..., None, None] * keys, [], []
-    for place in range(value.shape[1]):
+    for place in range(tokens):
         states = states * left[:, place]
         error = values[:, place, :, None] - keys[:, place].mT @ states
         states = states + weighted[:, place] * error
