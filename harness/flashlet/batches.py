@@ -117,7 +117,7 @@ class Batches:
 
 
 class _Stream(IterableDataset[Batch]):
-    """Batches without end, each drawn by its own number, so that a run that is taken up again draws none a second time."""
+    """Batches without end, each drawn by its own number, so that a run taken up again draws none twice."""
 
     def __init__(self, tokenizer: Path, seed: int, length: int, count: int, first: int, rare: float) -> None:
         self._tokenizer, self._seed, self._length, self._count, self._first = tokenizer, seed, length, count, first
