@@ -96,7 +96,9 @@ def compare(variant: str, folder: Path, circumstances: Sequence[str]) -> Iterato
     hit = plain["1-0"] - plain["0-0"]
     missed = "" if plain["1-0-cached"] else "nothing was found in the prefix cache"
     yield _between(variant, "prefix found, computed", [hit], floor, missed)
-    yield _between(variant, "together, alone", [told[-1] - plain["0-0"]], floor)
+    together = f"2-{len(prompts) - 1}"
+    apart, fault = _until_parted(plain, together, plain, "0-0", floor)
+    yield _between(variant, "together, alone", [apart], floor, fault)
     for name in circumstances:
         asks = [say, say, [{"tokens": tokens, "said": 0} for tokens in whole]]
         yield from _under(variant, name, _engine(made, CIRCUMSTANCES[name], asks), plain, floor)
@@ -109,17 +111,29 @@ def _under(
     apart, whole = [], []
     fault = "no request had to make room" if name == "preempted" and not other["preempted"] else ""
     for number in range(len(_LENGTHS)):
-        one = plain[f"2-{number}"]
-        same = int((other[f"1-{number}-tokens"] == plain[f"2-{number}-tokens"]).cumprod().sum())
-        apart.append(other[f"1-{number}"][: same + 1] - one[: same + 1])
+        found, parted = _until_parted(other, f"1-{number}", plain, f"2-{number}", floor)
+        apart.append(found)
         whole.append(other[f"2-{number}"] - plain[f"3-{number}"])
-        if same < len(one):  # from here on they speak of other texts: only a near-tie may part them
-            best = numpy.sort(one[same])[::-1]
-            if best[0] - best[1] > floor[2]:
-                fault = f"another token after {same}, by {best[0] - best[1]:.3f} nats"
+        fault = parted or fault
     yield _between(variant, f"{name}, plain", apart, floor, fault)
     if name == "chunked":
         yield _between(variant, "prompts in chunks, whole", whole, floor)
+
+
+def _until_parted(
+    one: dict[str, Array], its: str, other: dict[str, Array], others: str, floor: tuple[float, float, float]
+) -> tuple[Array, str]:
+    """How far two greedy texts are apart as far as they are one text, and what is wrong where they part.
+
+    Only a near-tie may part them; behind it they speak of other texts.
+    """
+    same = int((one[f"{its}-tokens"] == other[f"{others}-tokens"]).cumprod().sum())
+    apart = one[its][: same + 1] - other[others][: same + 1]
+    if same < len(other[others]):
+        best = numpy.sort(other[others][same])[::-1]
+        if best[0] - best[1] > floor[2]:
+            return apart, f"another token after {same}, by {best[0] - best[1]:.3f} nats"
+    return apart, ""
 
 
 def _against(variant: str, what: str, said: Sequence[Array], exact: Sequence[Array], noise: Sequence[Array]) -> Line:
