@@ -97,8 +97,8 @@ def compare(variant: str, folder: Path, circumstances: Sequence[str]) -> Iterato
     missed = "" if plain["1-0-cached"] else "nothing was found in the prefix cache"
     yield _between(variant, "prefix found, computed", [hit], floor, missed)
     together = f"2-{len(prompts) - 1}"
-    apart, fault = _until_parted(plain, together, plain, "0-0", floor)
-    yield _between(variant, "together, alone", [apart], floor, fault)
+    alone, parted = _until_parted(plain, together, plain, "0-0", floor)
+    yield _between(variant, "together, alone", [alone], floor, parted)
     for name in circumstances:
         asks = [say, say, [{"tokens": tokens, "said": 0} for tokens in whole]]
         yield from _under(variant, name, _engine(made, CIRCUMSTANCES[name], asks), plain, floor)
