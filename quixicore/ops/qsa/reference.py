@@ -248,9 +248,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, held: Tensor, gate:
     products = torch.einsum("thgd,twhd->thgw", grouped, keys) * queries.shape[-1] ** -0.5
     shares = products.float().masked_fill(~held[:, None, None], -torch.inf).softmax(-1).nan_to_num(0)
     output = torch.einsum("thgw,twhd->thgd", shares.to(values.dtype), values).flatten(1, 2).to(kind)
-    if rounding == "hf":
-        return output * torch.sigmoid(gate)
-    return (output.float() * torch.sigmoid(gate.float())).to(kind)
+    return _gated(output, gate, rounding)
 
 
 def attend_among(
@@ -276,6 +274,10 @@ def attend_among(
     shares = products.float().masked_fill(~held[:, :-1], -torch.inf).softmax(-1).nan_to_num(0)
     output: Tensor = shares.to(values.dtype) @ values.transpose(0, 1)[:, None]
     output = output.permute(2, 0, 1, 3).flatten(1, 2).to(kind)
+    return _gated(output, gate, rounding)
+
+
+def _gated(output: Tensor, gate: Tensor, rounding: Rounding) -> Tensor:
     if rounding == "hf":
         return output * torch.sigmoid(gate)
-    return (output.float() * torch.sigmoid(gate.float())).to(kind)
+    return (output.float() * torch.sigmoid(gate.float())).to(output.dtype)
